@@ -1,0 +1,134 @@
+"""A client: `answer(state, message)` moves its state on and gives the reply. It sees its own data and the server's words.
+
+What a message can ask for, in this order:
+
+    begin     a new task: its head, its own parameters, a fresh learning rate
+    receive   take in the tensors that came along
+    train     one round on the task's training images
+    send      answer with the method's contribution to theta_G
+    finish    the task is over: put away what it needs later, and give what is given once a task
+    test      accuracy of every task so far, on test images (of the model as it is, or as theta_G would make it)
+
+The same request twice gives the same reply and does not train twice.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from weft import methods, networks, scenarios
+from weft.errors import Problem
+from weft.message import Message, decode, encode
+from weft.methods.base import Lesson, Method
+from weft.networks.flat import Batches
+from weft.plan import Plan
+from weft.scenarios import Part, Scenario, Task
+from weft.state import State
+from weft.tensors import Payload, nonzeros
+from weft.training import begin_schedule, forget_optimizer, train_round
+
+SETS_KEPT = 16  # of the tasks being learned
+TEST_SETS_KEPT = 256  # small uint8 images: some hundred kilobytes each
+
+
+class World:
+    """What all clients of a process share: the plan and what was built from it. No client's memory is in here."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.scenario: Scenario = scenarios.build(
+            plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed
+        )
+        self.method: Method = methods.load(plan.method, plan.method_options)
+        self.device = pick_device(plan.device)
+        # training images are asked for again in every round of a task, test images after every later task
+        self._learning = functools.lru_cache(maxsize=2 * SETS_KEPT)(self._load)
+        self._testing = functools.lru_cache(maxsize=TEST_SETS_KEPT)(self._load)
+
+    def task(self, client: int, step: int) -> Task:
+        return self.scenario.sequences[client][step]
+
+    def lesson(self, client: int, step: int) -> Lesson:
+        classes = len(self.task(client, step).classes)
+        network = networks.build(self.plan.network, self.plan.network_options, classes, self.device)
+        return Lesson(client, step, self.plan, network)
+
+    def batches(self, client: int, step: int, part: Part) -> Batches:
+        return (self._testing if part == "test" else self._learning)(client, step, part)
+
+    def _load(self, client: int, step: int, part: Part) -> Batches:
+        task = self.task(client, step)
+        return Batches(task.load(part), task.mean, task.deviation, self.device)
+
+
+def pick_device(wanted: str) -> str:
+    if wanted == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there[wanted]:
+        raise Problem(f"device={wanted} is not there on this machine; choose auto or cpu")
+    return wanted
+
+
+def answer(world: World, client: int, state: State, wire: bytes) -> bytes:
+    """The reply to an encoded request, encoded; `state` is moved on in place."""
+    request = decode(wire)
+    if state.reply and state.numbers["answered"] == request.request_id:
+        return state.reply
+    tensors, numbers = _act(world, state, request, world.lesson(client, request.step))
+    reply = Message(request.receiver, request.sender, request.request_id, (), request.step, request.round, tensors, numbers)
+    state.numbers["answered"] = request.request_id
+    state.reply = encode(reply, world.plan.precision)
+    return state.reply
+
+
+def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[dict[str, Payload], dict[str, Any]]:
+    method, client, step = world.method, lesson.client, lesson.step
+    tensors: dict[str, Payload] = {}
+    numbers: dict[str, Any] = {}
+    if "base" not in state.tensors:
+        method.join(state, lesson)
+    if "begin" in request.ops:
+        method.begin(state, lesson)
+        state.numbers["schedule"] = begin_schedule(world.plan)
+    stopped = state.numbers["schedule"]["stopped"]  # its rate has reached the floor: it keeps what it has and waits
+    if "receive" in request.ops and not stopped:
+        method.receive(state, request, lesson)
+    if "train" in request.ops:
+        train, valid = (world.batches(client, step, part) for part in ("train", "valid"))
+        numbers |= train_round(state, method, lesson, train, valid, request.round)
+    if "send" in request.ops and not stopped:
+        tensors |= method.contribute(state, lesson)
+    if "finish" in request.ops:
+        method.finish(state, lesson)
+        forget_optimizer(state)
+        tensors |= method.give(state, lesson)
+        numbers["task_valid_accuracy"] = state.numbers.get("valid_accuracy")
+        numbers["size"] = method.size(state)._asdict()
+        numbers["density"] = density(state, lesson)
+    if "test" in request.ops:
+        numbers["accuracy"] = test(world, state, request, lesson)
+    return tensors, numbers
+
+
+def test(world: World, state: State, request: Message, lesson: Lesson) -> list[float]:
+    """Accuracy of every task up to this one. With tensors along, they are tried on and not kept (`measured_model`)."""
+    tried = state
+    if request.tensors and "train" not in request.ops:
+        tried = State(dict(state.tensors), dict(state.numbers), state.archive)
+        world.method.receive(tried, request, lesson)
+    found = []
+    for step in range(lesson.step + 1):
+        here = world.lesson(lesson.client, step)
+        world.method.answer_for(tried, step, here)
+        found.append(here.network.measure(world.batches(lesson.client, step, "test"))[0])
+    return found
+
+
+def density(state: State, lesson: Lesson) -> list[float]:
+    """The share of nonzeros in the A of each task so far; empty for methods that have none."""
+    found = (state.archive.get(f"adaptive/{step}") for step in range(lesson.step + 1))
+    return [nonzeros(adaptive) / lesson.layout.weights for adaptive in found if adaptive is not None]

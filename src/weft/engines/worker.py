@@ -1,0 +1,85 @@
+"""A worker process: a host behind two pipes. Started by the local engine as `python -m weft.engines.worker`.
+
+A frame is a JSON object and some bytes, each with its length before it; nothing is pickled. The worker ends when its
+parent does, whatever it is doing: an orphan would write into a folder that a resumed run owns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+LENGTHS = struct.Struct("<IQ")  # of the JSON, of the bytes
+
+
+def write_frame(stream: IO[bytes], words: dict[str, Any], blob: bytes = b"") -> None:
+    text = json.dumps(words).encode()
+    stream.write(LENGTHS.pack(len(text), len(blob)))
+    stream.write(text)
+    stream.write(blob)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
+    """The next frame; EOFError if the other side has gone."""
+    lengths = stream.read(LENGTHS.size)
+    if len(lengths) < LENGTHS.size:
+        raise EOFError
+    words, blob = LENGTHS.unpack(lengths)
+    return json.loads(stream.read(words)), stream.read(blob)
+
+
+def _end_with_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(1)
+
+
+def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
+    from weft.engines.host import Host
+    from weft.errors import Problem
+    from weft.plan import Plan
+
+    host: Host | None = None
+    while True:
+        try:
+            words, blob = read_frame(requests)
+        except EOFError:
+            return
+        try:
+            if words["do"] == "start":
+                host = Host(Plan(**words["plan"]), Path(words["folder"]), words["memory"])
+                saved = {int(client): reference for client, reference in words["saved"].items()}
+                host.restore(saved, {int(client): count for client, count in words["answers"].items()})
+                write_frame(replies, {"ready": True})
+                continue
+            assert host is not None
+            if words["do"] == "answer":
+                began = time.perf_counter()
+                reply = host.answer(words["client"], blob)
+                write_frame(replies, {"client": words["client"], "seconds": time.perf_counter() - began}, reply)
+            elif words["do"] == "save":
+                write_frame(replies, {"saved": host.save(), "answers": host.answers})
+        except Problem as problem:
+            write_frame(replies, {"problem": str(problem)})
+
+
+def main() -> None:
+    # Ctrl-C reaches the whole process group; the parent decides what happens and the pipes tell the workers
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not get between the frames
+    serve(sys.stdin.buffer, replies)
+
+
+if __name__ == "__main__":
+    main()

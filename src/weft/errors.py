@@ -1,0 +1,28 @@
+"""The one kind of error that a user is meant to read.
+
+A `Problem` is something that a person can mend: a wrong key, a missing file, a full disk. Its text is one line that
+says what to do. The command line prints it to stderr and leaves with code 2; anything else that escapes is a bug in
+weft and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class Problem(Exception):  # noqa: N818 - it is read by people, to whom it is a problem
+    """Something that the user can mend; the text is one line and says how."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A hint that names the known word nearest to `word`, or all of them if none is near.
+
+    >>> nearest("round_per_task", ["rounds_per_task", "seed"])
+    'did you mean rounds_per_task?'
+    >>> nearest("x", ["a", "b"])
+    'choose one of: a, b'
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(names)}"

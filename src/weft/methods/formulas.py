@@ -1,0 +1,162 @@
+"""The formulas of the decomposition, each once, as plain functions of vectors; tests check their gradients by autograd.
+
+All vectors have the layout's `weights` values; masks have one number for each row (output unit). m * B below means that
+row r of B is multiplied by m[r].
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.networks.flat import Layout
+    from weft.tensors import Sparse
+else:
+    torch = lazy("torch")
+
+
+class Foreign(NamedTuple):
+    """One foreign A, sparse, cut by layer: each layer has an attention of its own."""
+
+    indices: tuple[torch.Tensor, ...]
+    values: tuple[torch.Tensor, ...]
+
+    @staticmethod
+    def of(adaptive: Sparse, layout: Layout, device: torch.device) -> Foreign:
+        starts = torch.tensor([layer.offset for layer in layout.layers[1:]], dtype=adaptive.indices.dtype)
+        cuts = torch.searchsorted(adaptive.indices, starts).tolist()
+        return Foreign(
+            tuple(part.to(device) for part in adaptive.indices.tensor_split(cuts)),
+            tuple(part.to(device) for part in adaptive.values.tensor_split(cuts)),
+        )
+
+
+def compose(
+    layout: Layout,
+    base: torch.Tensor,
+    mask: torch.Tensor | None,
+    adaptive: torch.Tensor | None,
+    attention: torch.Tensor | None,
+    foreign: list[Foreign],
+    out: torch.Tensor,
+) -> None:
+    """Eq. 1: theta = B * m + A + sum over foreign f and layers l of alpha[l, f] * A_f, written into `out`.
+
+    `attention` is (layers * foreign,), layer by layer. No mask means m = 1, no adaptive A = 0.
+    """
+    if mask is None:
+        out.copy_(base)
+    else:
+        for layer, rows in layout.by_layer(out):
+            torch.mul(base[layer.span].view_as(rows), mask[layer.row_span, None], out=rows)  # (rows, width) * (rows, 1)
+    if adaptive is not None:
+        out.add_(adaptive)
+    if foreign and attention is not None:
+        alpha = attention.view(-1, len(foreign)).tolist()
+        for place, one in enumerate(foreign):
+            for layer, (indices, values) in enumerate(zip(*one, strict=True)):
+                out.index_add_(0, indices, values, alpha=alpha[layer][place])
+
+
+def pull_back(
+    layout: Layout,
+    by_theta: torch.Tensor,
+    base: torch.Tensor,
+    mask: torch.Tensor | None,
+    foreign: list[Foreign],
+    by_base: torch.Tensor,
+    by_mask: torch.Tensor | None,
+    by_attention: torch.Tensor | None,
+) -> None:
+    """The gradient of Eq. 1: from the one by theta, g, to those by B (g * m), m (row sums of g * B) and alpha (g . A_f)."""
+    if mask is None or by_mask is None:
+        by_base.copy_(by_theta)
+    else:
+        for layer, rows in layout.by_layer(by_theta):
+            torch.mul(rows, mask[layer.row_span, None], out=by_base[layer.span].view_as(rows))
+            torch.sum(rows * base[layer.span].view_as(rows), dim=1, out=by_mask[layer.row_span])
+    if by_attention is not None:
+        table = by_attention.view(-1, len(foreign))
+        for place, one in enumerate(foreign):
+            for layer, (indices, values) in enumerate(zip(*one, strict=True)):
+                table[layer, place] = torch.dot(by_theta.index_select(0, indices), values)
+
+
+def sparsity(mask: torch.Tensor, adaptives: list[torch.Tensor]) -> torch.Tensor:
+    """Eq. 2, second term without its weight: |m|_1 + sum of |A_i|_1."""
+    return mask.abs().sum() + torch.stack([adaptive.abs().sum() for adaptive in adaptives]).sum()
+
+
+def drift(layout: Layout, change: torch.Tensor, masks: list[torch.Tensor], moved: list[torch.Tensor]) -> torch.Tensor:
+    """Eq. 2, last term without its weight: the sum over past tasks of |dB * m_i + dA_i|^2."""
+    total = torch.zeros(())
+    for mask, adaptive_change in zip(masks, moved, strict=True):
+        for layer, rows in layout.by_layer(change):
+            own = adaptive_change[layer.span].view_as(rows)
+            total = total + (rows * mask[layer.row_span, None] + own).square().sum()
+    return total
+
+
+def drift_gradient(
+    layout: Layout,
+    change: torch.Tensor,
+    mask_squares: torch.Tensor,
+    masked_changes: torch.Tensor | None,
+    weight: float,
+    by_base: torch.Tensor,
+) -> None:
+    """The gradient of weight * drift by B, added: 2 * weight * (dB * sum of m_i^2 + sum of m_i * dA_i).
+
+    Two sums over the past tasks, so its cost does not grow with their number.
+    """
+    for layer, rows in layout.by_layer(by_base):
+        rows.addcmul_(change[layer.span].view_as(rows), mask_squares[layer.row_span, None], value=2 * weight)
+    if masked_changes is not None:
+        by_base.add_(masked_changes, alpha=2 * weight)
+
+
+def drift_gradient_adaptive(
+    layout: Layout,
+    change: torch.Tensor,
+    mask: torch.Tensor,
+    moved: torch.Tensor,
+    weight: float,
+    by_adaptive: torch.Tensor,
+    masked_changes: torch.Tensor,
+) -> None:
+    """The gradient of weight * drift by one past A_i, added: 2 * weight * (dB * m_i + dA_i); m_i * dA_i goes to the sum."""
+    for layer, rows in layout.by_layer(by_adaptive):
+        m = mask[layer.row_span, None]
+        own = moved[layer.span].view_as(rows)
+        rows.addcmul_(change[layer.span].view_as(rows), m, value=2 * weight).add_(own, alpha=2 * weight)
+        masked_changes[layer.span].view_as(rows).addcmul_(own, m)
+
+
+def retroactive(
+    layout: Layout, before: torch.Tensor, change: torch.Tensor, mask: torch.Tensor, threshold: float
+) -> torch.Tensor:
+    """The past A_i that minimises Eq. 2 for a fixed B: soft(A_i(t-1) - dB * m_i, lambda_1 / (2 * lambda_2))."""
+    best = before.clone()
+    for layer, rows in layout.by_layer(best):
+        rows.addcmul_(change[layer.span].view_as(rows), mask[layer.row_span, None], value=-1)
+    soft_threshold(best, threshold)
+    return best
+
+
+def soft_threshold(vector: torch.Tensor, threshold: float) -> None:
+    """In place: sign(a) * max(|a| - threshold, 0), the proximal step of threshold * |a|_1; it leaves exact zeros."""
+    vector.sub_(vector.clamp(-threshold, threshold))
+
+
+def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Tensor:
+    """Which rows to send: of each layer the share `keep` with the largest |m|, rounded up; the first of equals."""
+    kept = torch.zeros(layout.rows, dtype=torch.bool)
+    for layer in layout.layers:
+        order = mask[layer.row_span].abs().argsort(descending=True, stable=True)
+        kept[layer.first_row + order[: math.ceil(keep * layer.rows - 1e-9)]] = True
+    return kept

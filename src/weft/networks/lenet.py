@@ -1,0 +1,80 @@
+"""The paper's LeNet (appendix A): two 5x5 convolutions of 20 and 50 filters, then 800 and 500 units.
+
+After each convolution come ReLU, local response normalisation and 3x3 pooling of stride 2, in that order. 2,986,500
+weights, 1,370 biases, and a head of 2,505 values for a task of five classes: 3,012,920 values with ten heads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+FEATURES = 500
+
+# Local response normalisation as the paper's networks use it: k = 1, alpha = 1e-3 over a window of 9 channels, beta = 3/4.
+WINDOW = 9
+ALPHA = 1e-3
+
+
+class LeNet(nn.Module):
+    def __init__(self, pool: int = 3):
+        """`pool` is the side of the pooling window: 3 in the paper's table, 2 in its text; either halves the image."""
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 20, 5, padding=2)
+        self.conv2 = nn.Conv2d(20, 50, 5, padding=2)
+        self.fc1 = nn.Linear(50 * 8 * 8, 800)
+        self.fc2 = nn.Linear(800, FEATURES)
+        self.pool = pool
+        self.register_buffer("band1", channel_band(20), persistent=False)
+        self.register_buffer("band2", channel_band(50), persistent=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self._block(self.conv1(images), self.band1)  # (batch, 20, 16, 16)
+        x = self._block(self.conv2(x), self.band2)  # (batch, 50, 8, 8)
+        x = functional.relu(self.fc1(x.flatten(1)))
+        return functional.relu(self.fc2(x))
+
+    def _block(self, x: torch.Tensor, band: Any) -> torch.Tensor:
+        x = LocalResponseNorm.apply(functional.relu(x), band)
+        return functional.max_pool2d(x, self.pool, stride=2, ceil_mode=True)  # rounds up, as TensorFlow's SAME does
+
+
+def channel_band(channels: int) -> torch.Tensor:
+    """The matrix that sums squares over a window of channels: alpha / window within the window, 0 outside."""
+    place = torch.arange(channels)
+    inside = (place[:, None] - place[None, :]).abs() <= WINDOW // 2
+    return inside.float() * (ALPHA / WINDOW)
+
+
+class LocalResponseNorm(torch.autograd.Function):
+    """y = x * d^(-3/4) with d = 1 + band(x^2): torch's nn.LocalResponseNorm, which took most of the LeNet step.
+
+    Three times faster on one core: the window sum is a matrix product over the channels of channels-last images, the
+    power is rsqrt(d) * sqrt(rsqrt(d)), and the backward pass is written out:
+    dx = g * d^(-3/4) - 3/2 * x * band(g * x * d^(-7/4)).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, band: torch.Tensor) -> torch.Tensor:
+        batch, channels, height, width = x.shape
+        flat = x.permute(0, 2, 3, 1).reshape(-1, channels)  # (batch * height * width, channels); a view if channels last
+        root = torch.addmm(torch.ones((), device=x.device), flat * flat, band).rsqrt_()  # d^(-1/2)
+        power = root.sqrt().mul_(root)  # d^(-3/4)
+        ctx.save_for_backward(flat, root, power, band)
+        return (flat * power).view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        flat, root, power, band = ctx.saved_tensors
+        batch, channels, height, width = gradients[0].shape
+        g = gradients[0].permute(0, 2, 3, 1).reshape(-1, channels)
+        inner = (g * flat).mul_(power).mul_(root).mul_(root)  # g * x * d^(-7/4)
+        out = torch.mm(inner, band).mul_(flat).mul_(-1.5).addcmul_(g, power)  # the band is symmetric
+        return out.view(batch, height, width, channels).permute(0, 3, 1, 2), None
+
+
+def body(pool: int) -> tuple[nn.Module, int]:
+    return LeNet(pool), FEATURES

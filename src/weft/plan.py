@@ -1,0 +1,212 @@
+"""Plan: one typed, checked description of an experiment, from a TOML file, `key=value` words, or Python.
+
+    scenario = "glyphs"                 Plan(scenario="glyphs",
+    clients = 3                              clients=3,
+    method = "fedweit"                       method={"name": "fedweit", "keep": 0.3})
+    "method.keep" = 0.3                 (a table [method] with name = and keep = says the same)
+
+Options of the method, the network and the scenario are `method.NAME`, `network.NAME` and `scenario.NAME`. What holds only
+for one method stands in a section such as [for.fedavg]. Later words win over earlier ones:
+defaults < a method's preset (`fedweit@paper`) < the plan's keys < its [for.METHOD] < the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from weft import methods, networks, scenarios
+from weft.errors import Problem, nearest
+
+PARTS = ("method", "network", "scenario")
+
+
+class Plan(BaseModel):
+    """Everything that decides a run's result, and nothing else (where it is written, and by how many workers, does not)."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: str = Field("plan", pattern=r"^[\w.+@-]+$")
+    scenario: str = "glyphs"
+    scenario_options: dict[str, Any] = Field(default_factory=dict)
+    clients: int = Field(5, ge=1)
+    tasks: int = Field(10, ge=1)  # for each client
+    network: str = "lenet"
+    network_options: dict[str, Any] = Field(default_factory=dict)
+    method: str = "fedweit"
+    method_options: dict[str, Any] = Field(default_factory=dict)
+    rounds_per_task: int = Field(20, ge=1)  # appendix A
+    epochs_per_round: int = Field(1, ge=1)  # appendix A
+    clients_per_round: int | Literal["all"] = "all"
+    train_unchosen: bool = False  # do clients that were not chosen for a round train by themselves in it?
+    batch_size: int = Field(100, ge=1)  # appendix A
+    learning_rate: float = Field(1e-3 / 3, gt=0)  # appendix A, 5 clients
+    rate_decay: float = Field(3.0, gt=1)  # the rate is divided by this ...
+    patience: int = Field(5, ge=1)  # ... after so many epochs without a lower validation loss ...
+    rate_floor: float = Field(1e-7, ge=0)  # ... and the task is over when it gets here (rho)
+    stop_at_floor: bool = True
+    optimizer_memory: Literal["task", "round"] = "task"  # how long Adam's moments are kept
+    shuffle: bool = True
+    measured_model: Literal["own", "global"] = "own"  # after the client's last epoch, or after the next theta_G
+    precision: Literal["float32", "half"] = "float32"  # of values on the wire
+    seed: int = Field(0, ge=0)
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _gather(cls, given: Any) -> Any:
+        return gather(given) if isinstance(given, Mapping) else given
+
+    def __init__(self, **given: Any):
+        try:
+            super().__init__(**given)
+            self._check()
+        except ValidationError as error:
+            raise Problem(explain(error, type(self))) from None
+
+    def _check(self) -> None:
+        """What no single key can tell; and the options of the three parts, completed with their defaults."""
+        if self.clients_per_round != "all" and not 1 <= self.clients_per_round <= self.clients:
+            raise Problem(
+                f"clients_per_round is {self.clients_per_round} but there are {self.clients} clients; "
+                f"choose 1 to {self.clients}, or all"
+            )
+        for part, options in (
+            ("method", methods.options_of(self.method)),
+            ("network", networks.options_of(self.network)),
+            ("scenario", scenarios.module_of(self.scenario).Options),
+        ):
+            given = getattr(self, f"{part}_options")
+            try:
+                complete = options.model_validate(given).model_dump(mode="json")
+            except ValidationError as error:
+                raise Problem(explain(error, options, prefix=f"{part}.")) from None
+            object.__setattr__(self, f"{part}_options", complete)
+
+    @classmethod
+    def load(cls, path: str | Path, words: Iterable[str] = (), **more: Any) -> Self:
+        """A plan from a file or the name of a ready one, with `key=value` words and keyword arguments on top."""
+        file = find(path)
+        try:
+            text = tomllib.loads(file.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise Problem(f"{file} is not valid TOML: {error}") from None
+        return cls.merge({"name": file.stem, **text}, words, **more)
+
+    @classmethod
+    def merge(cls, given: Mapping[str, Any], words: Iterable[str] = (), **more: Any) -> Self:
+        base = dict(given)
+        sections = base.pop("for", {})
+        if not isinstance(sections, Mapping) or not all(isinstance(section, Mapping) for section in sections.values()):
+            raise Problem("the section for.METHOD of a plan is a table, such as [for.fedavg]")
+        for name in sections:
+            methods.options_of(name)  # a misspelt section would silently do nothing
+        base, top = gather(base), gather({**parse(words), **more})
+        chosen = top.get("method", base.get("method", cls.model_fields["method"].default))
+        if not isinstance(chosen, str):
+            raise Problem("method must be a name, such as method=fedweit")
+        if "method" in top and top["method"] != base.get("method"):
+            base.pop("method_options", None)  # options of the plan's own method mean nothing to another one
+        plain, _, preset = chosen.partition("@")
+        layers = [gather(methods.preset_of(plain, preset)), base, gather(sections.get(plain, {})), top]
+        merged: dict[str, Any] = {}
+        for layer in layers:
+            for key, value in layer.items():
+                old = merged.get(key)
+                merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
+        merged["method"] = chosen
+        return cls(**merged)
+
+    def toml(self) -> str:
+        """The whole plan, defaults included, in the form that `load` reads."""
+        lines = [f"{key} = {_literal(value)}" for key, value in self.model_dump().items() if not isinstance(value, dict)]
+        for part in PARTS:
+            options = getattr(self, f"{part}_options")
+            lines += [f'"{part}.{key}" = {_literal(value)}' for key, value in options.items() if value is not None]
+        return "\n".join(lines) + "\n"
+
+
+def gather(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Bring the ways to write an option (`"method.keep" = 1`, [method] keep = 1) into one: method_options = {keep: 1}.
+
+    >>> gather({"method": {"name": "fedweit", "keep": 0.3}, "method.past": "frozen", "seed": 1})
+    {'method': 'fedweit', 'method_options': {'keep': 0.3, 'past': 'frozen'}, 'seed': 1}
+    """
+    result: dict[str, Any] = {}
+    for key, value in given.items():
+        part, _, option = key.partition(".")
+        if part in PARTS and option:
+            result.setdefault(f"{part}_options", {})[option] = value
+        elif part in PARTS and isinstance(value, Mapping):
+            table = dict(value)
+            if "name" in table:
+                result[part] = table.pop("name")
+            result.setdefault(f"{part}_options", {}).update(table)
+        elif key.endswith("_options") and isinstance(value, Mapping):
+            result.setdefault(key, {}).update(value)
+        else:
+            result[key] = value
+    return result
+
+
+def parse(words: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words; a value is read as TOML where it can be, and as plain text where not.
+
+    >>> parse(["seed=5", "method.keep=0.3", "clients_per_round=all", "shuffle=false"])
+    {'seed': 5, 'method.keep': 0.3, 'clients_per_round': 'all', 'shuffle': False}
+    """
+    values: dict[str, Any] = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals or not key:
+            raise Problem(f"{word!r} is not of the form key=value, such as seed=5")
+        try:
+            values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            values[key.strip()] = text.strip()
+    return values
+
+
+def find(path: str | Path) -> Path:
+    """A plan's file: as given, or one of the ready plans by its name."""
+    file = Path(path)
+    if file.is_dir():
+        file = file / "plan.toml"  # a run folder holds the plan that made it
+    if file.is_file():
+        return file
+    ready = ready_plans()
+    if str(path) in ready:
+        return ready[str(path)]
+    raise Problem(f"there is no plan {path}; {nearest(Path(path).stem, ready)} (weft list plans shows them)")
+
+
+def ready_plans() -> dict[str, Path]:
+    """The plans that come with weft, by name: inside an installed package, or at the top of a source tree."""
+    here = Path(__file__).resolve().parent
+    for folder in (here / "plans", here.parent.parent / "plans"):
+        if folder.is_dir():
+            return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    return {}
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
+    """The first fault that was found, in one line that says what to do."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if not str(part).startswith(("literal[", "constrained", "int", "float"))]
+    key = prefix + ".".join(place)
+    if first["type"] == "extra_forbidden":
+        known = [prefix + name for name in model.model_fields if not name.endswith("_options")]
+        return f"unknown key {key}; {nearest(key, known)}"
+    said = first["msg"].removeprefix("Value error, ")
+    given = "" if first["type"] == "missing" else f", not {first['input']!r}"
+    return f"{key}: {said[0].lower() + said[1:]}{given}"
+
+
+def _literal(value: Any) -> str:
+    """A value as TOML writes it; JSON agrees with TOML on numbers, true and false, plain strings and lists."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,212 @@
+"""The run folder: all that a run leaves behind, and all that it needs to go on after being stopped at any moment.
+
+    plan.toml         the whole plan, defaults included                     environment.json   versions and processor
+    journal.jsonl     what happened when, a line an event                   run.json           version of this layout
+    accuracy.csv      client, after_task, task, accuracy                    ledger.csv         every part of every message
+    checkpoints/      manifest.json and the states it names                 summary.json       the result
+
+A run is written by one process at a time: its lock is the operating system's and dies with the process. Files appear
+whole or not at all; the tables only grow, and a run that goes on cuts them back to where its checkpoint left them.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import filelock
+
+from weft.errors import Problem
+from weft.plan import Plan
+
+FORMAT = 1
+TABLES = {
+    "accuracy.csv": ("client", "after_task", "task", "accuracy"),
+    "ledger.csv": ("direction", "client", "step", "round", "part", "bytes", "nonzeros", "dense_bytes"),
+}
+
+
+class Record:
+    """A run folder, held by this process until `close`."""
+
+    def __init__(self, folder: Path, plan: Plan, lock: filelock.BaseFileLock):
+        self.folder, self.plan, self._lock = folder, plan, lock
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @classmethod
+    def create(cls, folder: Path, plan: Plan) -> Self:
+        """A new run folder with its plan in it; an existing run is never written over."""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if (folder / "run.json").exists():
+                raise Problem(f"{folder} already holds a run; weft resume {folder} goes on with it, or choose another --out")
+            if any(name.name != ".lock" for name in folder.iterdir()):
+                raise Problem(f"{folder} is not empty; choose another --out")
+            lock = _take_lock(folder)
+            (folder / "checkpoints").mkdir()
+            write_text(folder / "plan.toml", plan.toml())
+            write_text(folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+            for name, header in TABLES.items():
+                write_text(folder / name, ",".join(header) + "\n")
+            write_text(folder / "run.json", json.dumps({"format": FORMAT, "weft": importlib.metadata.version("weft")}) + "\n")
+        except OSError as error:
+            raise Problem(f"the run folder {folder} cannot be made: {error.strerror}") from None
+        record = cls(folder, plan, lock)
+        record.journal("created")
+        return record
+
+    @classmethod
+    def open(cls, folder: Path) -> Self:
+        """An existing run folder, to go on with it."""
+        plan = read_plan(folder)
+        return cls(folder, plan, _take_lock(folder))
+
+    def close(self) -> None:
+        self._lock.release()
+
+    def journal(self, event: str, **facts: Any) -> None:
+        self._append("journal.jsonl", json.dumps({"at": round(time.time(), 3), "event": event, **facts}) + "\n")
+
+    def add_rows(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        self._append(table, text.getvalue())
+
+    def lengths(self) -> dict[str, int]:
+        return {name: (self.folder / name).stat().st_size for name in TABLES}
+
+    def cut(self, lengths: dict[str, int]) -> None:
+        """Take back what was written after the checkpoint."""
+        for name, header in TABLES.items():
+            os.truncate(self.folder / name, lengths.get(name, len(",".join(header)) + 1))
+
+    def manifest(self) -> dict[str, Any] | None:
+        """The last checkpoint, if there is one."""
+        path = self.checkpoints / "manifest.json"
+        if not path.exists():
+            return None
+        try:
+            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            manifest["progress"], manifest["server"], manifest["clients"], manifest["answers"], manifest["lengths"]
+        except (ValueError, KeyError, TypeError):
+            raise Problem(f"the checkpoint is corrupt: {path} cannot be read; start the run again in a new folder") from None
+        return manifest
+
+    def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
+        """From now on the run goes on from here; files that no checkpoint names any more are removed."""
+        write_text(self.checkpoints / "manifest.json", json.dumps(manifest))
+        for path in self.checkpoints.iterdir():
+            if path.name not in files and path.name != "manifest.json":
+                path.unlink(missing_ok=True)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _append(self, name: str, text: str) -> None:
+        if not text:
+            return
+        try:
+            with (self.folder / name).open("a", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise cannot_write(self.folder / name, error) from None
+
+
+def read_plan(folder: Path) -> Plan:
+    """The plan of a run folder; a `Problem` if it is no run folder of this version."""
+    try:
+        layout = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        version = layout["format"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Problem(f"{folder} is not a run folder; weft run makes one") from None
+    if version != FORMAT:
+        raise Problem(
+            f"{folder} was written by weft {layout.get('weft', '?')} (layout {version}; this one reads {FORMAT}); "
+            "use that version for it"
+        )
+    return Plan.load(folder / "plan.toml")
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """The result of a run folder; None if the run is not over."""
+    read_plan(folder)
+    path = folder / "summary.json"
+    try:
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise Problem(f"{path} cannot be read; weft resume {folder} writes it again") from None
+    return summary
+
+
+def read_rows(folder: Path, table: str) -> list[list[str]]:
+    """The whole lines of a table; a line that is still being written is left out."""
+    try:
+        text = (folder / table).read_text(encoding="utf-8")
+    except OSError:
+        raise Problem(f"{folder / table} cannot be read") from None
+    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))[1:]
+
+
+def accuracy_matrices(folder: Path) -> dict[int, list[list[float]]]:
+    """For each client its accuracy matrix: row t, column i is task i after learning task t."""
+    found: dict[int, list[list[float]]] = {}
+    for client, after_task, _, accuracy in read_rows(folder, "accuracy.csv"):
+        matrix = found.setdefault(int(client), [])
+        while len(matrix) <= int(after_task):
+            matrix.append([])
+        matrix[int(after_task)].append(float(accuracy))
+    return dict(sorted(found.items()))
+
+
+def environment() -> dict[str, Any]:
+    """Versions and processor: what a reader needs to judge times, and to repeat the run."""
+    packages = ("weft", "torch", "numpy", "safetensors", "pydantic")
+    return {
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+    }
+
+
+def write_text(path: Path, text: str) -> None:
+    write_whole(path, text.encode("utf-8"))
+
+
+def write_whole(path: Path, blob: bytes) -> None:
+    """A file that is there whole or not at all, also after a kill at any moment."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with partial.open("wb") as file:
+            file.write(blob)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise cannot_write(path, error) from None
+
+
+def cannot_write(path: Path, error: OSError) -> Problem:
+    return Problem(f"{path} cannot be written ({error.strerror}); nothing saved before is lost, weft resume goes on from it")
+
+
+def _take_lock(folder: Path) -> filelock.BaseFileLock:
+    lock = filelock.FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise Problem(f"another process is working on {folder}; wait for it or stop it") from None
+    return lock

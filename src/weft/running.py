@@ -1,0 +1,120 @@
+"""From a plan to a summary: first the folder, then torch, then the loop."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from weft import metrics
+from weft.errors import Problem
+from weft.plan import Plan
+from weft.record import Record, accuracy_matrices
+from weft.result import Result
+
+if TYPE_CHECKING:
+    from weft.session import Screen, Session
+
+MEMORY = 512  # megabytes of client states
+SAVE_EVERY = 10.0  # seconds of work that a kill may cost
+
+
+def run(
+    plan: Plan,
+    out: str | Path | None = None,
+    *,
+    workers: int = 1,
+    memory: int = MEMORY,
+    save_every: float = SAVE_EVERY,
+    screen: Screen | None = None,
+) -> Result:
+    """Run a plan in a new folder (`out`, or a fresh one under runs/) and give its result.
+
+    `workers` processes share the clients; `memory` megabytes hold their states, and what is beyond goes to disk; a kill
+    costs about `save_every` seconds of work. None of the three changes a bit of the result.
+    """
+    _check_resources(workers, memory)
+    record = Record.create(fresh_folder(plan) if out is None else Path(out), plan)
+    return _work(record, workers, memory, save_every, screen)
+
+
+def resume(
+    folder: str | Path,
+    *,
+    workers: int = 1,
+    memory: int = MEMORY,
+    save_every: float = SAVE_EVERY,
+    screen: Screen | None = None,
+) -> Result:
+    """Go on with a run that was stopped; one that is over is left as it is."""
+    _check_resources(workers, memory)
+    record = Record.open(Path(folder))
+    if (record.folder / "summary.json").exists():
+        record.close()
+        return Result(record.folder)
+    record.journal("resumed")
+    return _work(record, workers, memory, save_every, screen)
+
+
+def fresh_folder(plan: Plan) -> Path:
+    """runs/NAME-METHOD-sSEED, with a number behind it if that is taken."""
+    name = f"{plan.name}-{plan.method}-s{plan.seed}"
+    candidate, count = Path("runs") / name, 1
+    while candidate.exists():
+        count += 1
+        candidate = Path("runs") / f"{name}-{count}"
+    return candidate
+
+
+def _check_resources(workers: int, memory: int) -> None:
+    if workers < 1:
+        raise Problem(f"workers is {workers}; choose 1 or more (this machine has {os.cpu_count()} cores)")
+    if memory < 1:
+        raise Problem(f"memory is {memory} megabytes; choose 1 or more")
+
+
+def _work(record: Record, workers: int, memory: int, save_every: float, screen: Screen | None) -> Result:
+    from weft.session import Session  # loads torch; by now the folder is on disk
+
+    try:
+        session = Session(record, workers, memory, save_every, screen)
+        try:
+            session.federation.run()
+            session.save()
+        finally:
+            session.close()
+        record.write_summary(summarise(record, session))
+        record.journal("finished")
+    finally:
+        record.close()
+    return Result(record.folder)
+
+
+def summarise(record: Record, session: Session) -> dict[str, Any]:
+    """The result of a run: what the plan says of itself, the measures, and what was sent and kept. No path, host or date."""
+    plan, progress, ledger = record.plan, session.progress, session.federation.ledger
+    matrices = accuracy_matrices(record.folder)
+    densities = [density for of_client in progress.densities.values() for density in of_client]
+    return {
+        "plan": plan.name,
+        "method": plan.method,
+        "scenario": plan.scenario,
+        "network": plan.network,
+        "seed": plan.seed,
+        "clients": plan.clients,
+        "tasks": plan.tasks,
+        "rounds_per_task": plan.rounds_per_task,
+        "measured_model": plan.measured_model,
+        "accuracy": metrics.over_clients(metrics.average_accuracy, matrices.values()),
+        "validation_accuracy": fmean(progress.validation.values()) if progress.validation else None,
+        "forgetting": metrics.over_clients(metrics.forgetting, matrices.values()),
+        "backward_transfer": metrics.over_clients(metrics.backward_transfer, matrices.values()),
+        "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices.values()],
+        "adaptive_density": fmean(densities) if densities else None,
+        "traffic": ledger.totals(),
+        "model_size_bytes": sum(size["bytes"] for size in progress.sizes.values()),
+        "model_size_paper_bytes": sum(size["paper_bytes"] for size in progress.sizes.values()),
+        "images_per_second": progress.images / progress.seconds if progress.seconds else None,
+        "seconds": progress.seconds,
+    }

@@ -1,0 +1,123 @@
+"""One session of work on a run folder: the federation put together from the last checkpoint, and saved again.
+
+A session starts where the checkpoint stands and repeats what came after it, to the bit; how often it saves changes
+nothing but the time that a kill costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any, Protocol
+
+from weft.client import World
+from weft.engines.local import Engine, Saved, open_engine
+from weft.ledger import Entry, Ledger
+from weft.loop import Federation, Progress
+from weft.methods.base import initial_body
+from weft.plan import Plan
+from weft.record import Record, read_rows
+from weft.state import Archive, State, files_of
+
+SAVE_SHARE = 10  # saving may take one part in so many of the time
+
+
+class Screen(Protocol):
+    """Whoever shows a run while it goes on."""
+
+    def started(self, plan: Plan, done: int, total: int) -> None: ...
+    def answered(self, client: int, step: int, round_index: int, numbers: dict[str, Any]) -> None: ...
+
+
+class Session:
+    """Listens to the loop, keeps the record, and knows how to save."""
+
+    def __init__(self, record: Record, workers: int, memory: int, save_every: float, screen: Screen | None):
+        self.record, self.screen = record, screen
+        self._save_every = save_every
+        plan = record.plan
+        world = World(plan)
+        network = world.lesson(0, 0).network
+        manifest = record.manifest()
+        saved = Saved({}, {})
+        self.progress = Progress()
+        server = State(archive=Archive(record.checkpoints, owner="server"))
+        if manifest is None:
+            world.method.open_server(server, initial_body(network, plan.seed), network.layout)
+        else:
+            self.progress = Progress(**manifest["progress"])
+            server = State.load(record.checkpoints, manifest["server"], owner="server")
+            saved = Saved(_by_number(manifest["clients"]), _by_number(manifest["answers"]))
+        record.cut(manifest["lengths"] if manifest else {})
+        ledger = Ledger(network.layout.body)
+        ledger.entries = [Entry.from_row(row) for row in read_rows(record.folder, "ledger.csv")]
+        self._began = time.perf_counter()
+        self._saved_at, self._save_cost = self._began, 0.0
+        self._rows: list[list[str]] = []
+        self._accuracies: list[tuple[int, int, int, float]] = []
+        self._engine: Engine = open_engine(plan, record.checkpoints, saved, workers, memory)
+        self.federation = Federation(
+            plan, world.scenario, world.method, self._engine, server, ledger, self.progress, listener=self
+        )
+        if screen is not None:
+            screen.started(plan, *_work_units(self.federation))
+
+    # ---- what the loop tells
+
+    def weighed(self, entries: list[Entry]) -> None:
+        self._rows += [entry.to_row() for entry in entries]
+
+    def answered(self, client: int, step: int, round_index: int, seconds: float, numbers: dict[str, Any]) -> None:
+        known = {key: value for key, value in numbers.items() if key not in ("accuracy", "size")}
+        self.record.journal("answer", client=client, step=step, round=round_index, seconds=round(seconds, 4), **known)
+        if self.screen is not None:
+            self.screen.answered(client, step, round_index, numbers)
+
+    def tested(self, client: int, step: int, accuracies: list[float]) -> None:
+        self._accuracies += [(client, step, task, accuracy) for task, accuracy in enumerate(accuracies)]
+
+    def round_done(self, progress: Progress) -> None:
+        self.record.add_rows("ledger.csv", self._rows)
+        self.record.add_rows("accuracy.csv", self._accuracies)
+        self._rows, self._accuracies = [], []
+        if time.perf_counter() - self._saved_at >= max(self._save_every, SAVE_SHARE * self._save_cost):
+            self.save()
+
+    # ---- saving
+
+    def save(self) -> None:
+        """A checkpoint: every state on disk, then the manifest that names them, in one step."""
+        began = time.perf_counter()
+        self.progress.seconds += began - self._began
+        self._began = began
+        server = self.federation.server.save(
+            self.record.checkpoints, f"server@{self.progress.step}.{self.progress.round}"
+        )
+        states, answers = self._engine.save()
+        manifest = {
+            "progress": dataclasses.asdict(self.progress),
+            "server": server,
+            "clients": states,
+            "answers": answers,
+            "lengths": self.record.lengths(),
+        }
+        named = files_of(server).union(*(files_of(reference) for reference in states.values()))
+        self.record.commit(manifest, named)
+        self._saved_at = time.perf_counter()
+        self._save_cost = self._saved_at - began
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def _by_number(table: dict[str, Any]) -> dict[int, Any]:
+    return {int(client): value for client, value in table.items()}
+
+
+def _work_units(federation: Federation) -> tuple[int, int]:
+    """Rounds of one client, done and in all: the length of a progress bar."""
+    plan, progress = federation.plan, federation.progress
+    each = plan.clients
+    if federation.method.talks and not plan.train_unchosen and plan.clients_per_round != "all":
+        each = plan.clients_per_round
+    return each * (progress.step * plan.rounds_per_task + progress.round), each * plan.rounds_per_task * federation.scenario.steps

@@ -1,0 +1,150 @@
+"""The ledger against figures worked by hand."""
+
+import csv
+import io
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.errors import Problem
+from weft.ledger import HEADER, Entry, Ledger, by
+from weft.message import BadMessage, Message, encode
+from weft.tensors import Rows, Sparse
+
+BODY = 100
+
+
+def wire(**tensors):
+    return encode(Message("client-3", "server", "r", (), 1, 2, tensors))
+
+
+def header_bytes(**tensors):
+    """What is left of a message when its payload is taken away, as the frame itself tells it."""
+    whole = wire(**tensors)
+    return len(whole) - int.from_bytes(whole[10:18], "little")
+
+
+ROWS = Rows.of(torch.arange(0.0, 20.0), ((10, 2),), torch.tensor([True] * 3 + [False] * 7))
+SPARSE = Sparse.of(torch.tensor([0.0] * 50 + [1, 2] + [0.0] * 48))
+
+
+def test_by_hand():
+    ledger = Ledger(BODY)
+    new = ledger.enter("c2s", 3, 1, 2, wire(base=ROWS, adaptive=SPARSE))
+    header = header_bytes(base=ROWS, adaptive=SPARSE)
+    # rows: 2 bytes of mask, 6 values of which one is zero; sparse: 2 gaps, 2 values
+    assert new == [
+        Entry("c2s", 3, 1, 2, "header", header, 0, header + 400),
+        Entry("c2s", 3, 1, 2, "adaptive", 10, 2, 0),
+        Entry("c2s", 3, 1, 2, "base", 26, 5, 0),
+    ]
+    assert ledger.entries == new
+    empty = len(wire())
+    assert ledger.enter("s2c", 3, 1, 2, wire()) == [Entry("s2c", 3, 1, 2, "header", empty, 0, empty)]
+    assert ledger.totals() == {
+        "c2s": {"bytes": header + 36, "nonzeros": 7, "dense_bytes": header + 400},
+        "s2c": {"bytes": empty, "nonzeros": 0, "dense_bytes": empty},
+    }
+
+
+def test_a_dense_float32_body_weighs_its_dense_bytes():
+    ledger = Ledger(BODY)
+    ledger.enter("s2c", 0, 0, 0, wire(base=torch.ones(BODY)))
+    total = ledger.totals()["s2c"]
+    assert total["bytes"] == total["dense_bytes"] == len(wire(base=torch.ones(BODY)))
+
+
+def test_an_empty_ledger_has_totals():
+    nothing = {"bytes": 0, "nonzeros": 0, "dense_bytes": 0}
+    assert Ledger(BODY).totals() == {"c2s": nothing, "s2c": nothing}
+    assert by([]) == {}
+
+
+MESSAGES = [wire(), wire(base=torch.ones(4)), wire(base=ROWS, adaptive=SPARSE), wire(kb=SPARSE)]
+exchanges = st.lists(
+    st.tuples(
+        st.sampled_from(["c2s", "s2c"]),
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.integers(0, 2),
+        st.sampled_from(MESSAGES),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(exchanges)
+def test_every_split_adds_up_to_the_whole(travelled):
+    ledger = Ledger(BODY)
+    for exchange in travelled:
+        ledger.enter(*exchange)
+    assert sum(total["bytes"] for total in ledger.totals().values()) == sum(len(sent) for *_, sent in travelled)
+    whole = [sum(column) for column in zip(*ledger.by().values(), strict=True)]
+    for columns in (["client"], ["step"], ["part"], ["round", "direction"], ["direction", "client", "step", "part"]):
+        assert [sum(column) for column in zip(*ledger.by(*columns).values(), strict=True)] == whole
+    for direction in ("c2s", "s2c"):
+        expected = sum(len(sent) for way, *_, sent in travelled if way == direction)
+        assert ledger.totals()[direction]["bytes"] == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(exchanges)
+def test_a_file_appended_line_by_line_reads_back(travelled):
+    ledger, file = Ledger(BODY), io.StringIO(newline="")
+    csv.writer(file).writerow(HEADER)
+    for exchange in travelled:
+        csv.writer(file).writerows(entry.to_row() for entry in ledger.enter(*exchange))
+    file.seek(0)
+    first, *rest = csv.reader(file)
+    assert tuple(first) == HEADER
+    again = Ledger(BODY)
+    again.entries.extend(map(Entry.from_row, rest))
+    assert again.entries == ledger.entries
+    assert again.totals() == ledger.totals()
+
+
+def test_the_header_line_is_part_of_the_format():
+    assert ",".join(HEADER) == "direction,client,step,round,part,bytes,nonzeros,dense_bytes"
+
+
+def test_a_part_may_hold_commas_and_quotes():
+    entry = Ledger(BODY).enter("c2s", 0, 0, 0, wire(**{'a,"b"': SPARSE}))[1]
+    file = io.StringIO(newline="")
+    csv.writer(file).writerow(entry.to_row())
+    file.seek(0)
+    assert Entry.from_row(next(csv.reader(file))) == entry
+
+
+def test_figures_are_plain_whole_numbers():
+    for entry in Ledger(BODY).enter("c2s", 0, 0, 0, wire(base=ROWS, adaptive=SPARSE)):
+        assert all(type(getattr(entry, name)) is int for name in HEADER if name not in ("direction", "part"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [],
+        ["c2s", "3"],
+        ["up", "3", "0", "1", "base", "120", "30", "0"],
+        ["c2s", "3", "0", "1", "base", "120", "30", "many"],
+        ["c2s", "3", "0", "1", "base", "120", "30", "0", "0"],
+        list(HEADER),
+    ],
+)
+def test_damaged_rows_are_problems(row):
+    with pytest.raises(Problem, match=r"ledger row .* is damaged; it should read direction,client"):
+        Entry.from_row(row)
+
+
+def test_wrong_words():
+    ledger = Ledger(BODY)
+    with pytest.raises(Problem, match="no column 'clients'; did you mean client"):
+        ledger.by("clients")
+    with pytest.raises(ValueError, match="'c2s' or 's2c'"):
+        ledger.enter("up", 0, 0, 0, wire())
+    with pytest.raises(BadMessage):
+        ledger.enter("c2s", 0, 0, 0, b"WEFT")
+    assert ledger.entries == []
