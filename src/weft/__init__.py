@@ -1,8 +1,8 @@
 """weft: federated continual learning.
 
-    plan = weft.Plan(scenario="glyphs", clients=3, tasks=2, method="fedweit")
-    result = weft.run(plan)
-    print(result.accuracy, result.accuracy_matrix)
+plan = weft.Plan(scenario="glyphs", clients=3, tasks=2, method="fedweit")
+result = weft.run(plan)
+print(result.accuracy, result.accuracy_matrix)
 """
 
 from weft.errors import Problem

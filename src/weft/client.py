@@ -1,4 +1,4 @@
-"""A client: `answer(state, message)` moves its state on and gives the reply. It sees its own data and the server's words.
+"""A client: `answer` moves its state on and gives the reply. It sees its own data and the server's words, no more.
 
 What a message can ask for, in this order:
 
@@ -79,7 +79,9 @@ def answer(world: World, client: int, state: State, wire: bytes) -> bytes:
     if state.reply and state.numbers["answered"] == request.request_id:
         return state.reply
     tensors, numbers = _act(world, state, request, world.lesson(client, request.step))
-    reply = Message(request.receiver, request.sender, request.request_id, (), request.step, request.round, tensors, numbers)
+    reply = Message(
+        request.receiver, request.sender, request.request_id, (), request.step, request.round, tensors, numbers
+    )
     state.numbers["answered"] = request.request_id
     state.reply = encode(reply, world.plan.precision)
     return state.reply

@@ -1,4 +1,4 @@
-"""Torch takes seconds to load, and a run folder must be on disk before that; so methods name torch without loading it."""
+"""Torch takes seconds to load, and a run folder must be there before: so methods name torch without loading it."""
 
 from __future__ import annotations
 

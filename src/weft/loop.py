@@ -2,8 +2,8 @@
 
 The loop knows no method and no engine. It decides who is asked for what and when replies are merged; every request and
 reply is encoded to bytes and weighed in the ledger. It can stop after any round and go on from a checkpoint with the
-same bits, because nothing is remembered but `Progress` and the server's state, and all that is random is drawn anew from
-the plan's seed.
+same bits, because nothing is remembered but `Progress` and the server's state, and all that is random is drawn anew
+from the plan's seed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SERVER_MEMORY = 256 << 20  # bytes of knowledge base that stay in memory; the re
 
 @dataclass
 class Progress:
-    """Where the run is: the next step and round (`round == rounds_per_task` closes a task), and what a summary needs."""
+    """Where the run is: the next step and round (after the last round a task is closed), and what a summary needs."""
 
     step: int = 0
     round: int = 0
@@ -52,7 +52,7 @@ class Visit(NamedTuple):
 
     client: int
     ops: tuple[str, ...]
-    exchanges: bool  # does the server send it something? If not, the client works by itself and nothing crosses the wire
+    exchanges: bool  # with the server; if not, the client works by itself and nothing crosses the wire
     first: bool = False  # its first exchange of the task: kb^(t) comes along
 
 
@@ -76,11 +76,13 @@ class Federation:
             active = [client for client, tasks in enumerate(self.scenario.sequences) if step < len(tasks)]
             chosen = [choose(self.plan, self.method, active, step, r) for r in range(rounds)]  # line 5
             for round_index in range(progress.round, rounds):  # line 4
-                replies = self.exchange(visits(self.plan, self.method, active, chosen, round_index), step, round_index)  # lines 6 to 8
+                asked = visits(self.plan, self.method, active, chosen, round_index)
+                replies = self.exchange(asked, step, round_index)  # lines 6 to 8
                 self.method.aggregate(self.server, replies)  # line 9
                 progress.step, progress.round = step, round_index + 1
                 self.listener.round_done(progress)
-            self.exchange(closing_visits(self.plan, self.method, active, chosen), step, rounds)  # rest of line 11; tests
+            asked = closing_visits(self.plan, self.method, active, chosen)
+            self.exchange(asked, step, rounds)  # the rest of line 11, and tests
             progress.step, progress.round = step + 1, 0
             self.listener.round_done(progress)
 
@@ -109,7 +111,8 @@ class Federation:
         for client, ops, exchanges, first in asked:
             tensors, numbers = self.method.brief(self.server, client, step, first, self.plan) if exchanges else ({}, {})
             name = f"client-{client}"
-            request = Message("server", name, f"{step}.{round_index}.{client}", ops, step, round_index, tensors, numbers)
+            request_id = f"{step}.{round_index}.{client}"
+            request = Message("server", name, request_id, ops, step, round_index, tensors, numbers)
             wire = encode(request, self.plan.precision)
             if exchanges:
                 self._weigh("s2c", client, step, round_index, wire)
@@ -130,7 +133,7 @@ class Federation:
 
 
 def choose(plan: Plan, method: Method, active: list[int], step: int, round_index: int) -> list[int]:
-    """Alg. 1 line 5: C^(r) ~ C. A method that sends nothing has nobody to wait for: all its clients work in every round."""
+    """Alg. 1 line 5: C^(r) ~ C. Where nothing is sent there is nobody to wait for: all clients work in every round."""
     if not method.talks or plan.clients_per_round == "all" or plan.clients_per_round >= len(active):
         return active
     rng = generator(plan.seed, "choose", step, round_index)

@@ -5,8 +5,8 @@
     method = "fedweit"                       method={"name": "fedweit", "keep": 0.3})
     "method.keep" = 0.3                 (a table [method] with name = and keep = says the same)
 
-Options of the method, the network and the scenario are `method.NAME`, `network.NAME` and `scenario.NAME`. What holds only
-for one method stands in a section such as [for.fedavg]. Later words win over earlier ones:
+Options of the method, the network and the scenario are `method.NAME`, `network.NAME` and `scenario.NAME`. What holds
+only for one method stands in a section such as [for.fedavg]. Later words win over earlier ones:
 defaults < a method's preset (`fedweit@paper`) < the plan's keys < its [for.METHOD] < the command line.
 """
 
@@ -27,7 +27,7 @@ PARTS = ("method", "network", "scenario")
 
 
 class Plan(BaseModel):
-    """Everything that decides a run's result, and nothing else (where it is written, and by how many workers, does not)."""
+    """Everything that decides a run's result, and nothing else: not where it is written, nor by how many workers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -124,7 +124,8 @@ class Plan(BaseModel):
 
     def toml(self) -> str:
         """The whole plan, defaults included, in the form that `load` reads."""
-        lines = [f"{key} = {_literal(value)}" for key, value in self.model_dump().items() if not isinstance(value, dict)]
+        keys = {key: value for key, value in self.model_dump().items() if not isinstance(value, dict)}
+        lines = [f"{key} = {_literal(value)}" for key, value in keys.items()]
         for part in PARTS:
             options = getattr(self, f"{part}_options")
             lines += [f'"{part}.{key}" = {_literal(value)}' for key, value in options.items() if value is not None]
@@ -197,7 +198,8 @@ def ready_plans() -> dict[str, Path]:
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """The first fault that was found, in one line that says what to do."""
     first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if not str(part).startswith(("literal[", "constrained", "int", "float"))]
+    kinds = ("literal[", "constrained", "int", "float")  # pydantic names the branch of a union that it tried
+    place = [str(part) for part in first["loc"] if not str(part).startswith(kinds)]
     key = prefix + ".".join(place)
     if first["type"] == "extra_forbidden":
         known = [prefix + name for name in model.model_fields if not name.endswith("_options")]

@@ -1,7 +1,7 @@
 """All randomness of a run comes from here: a generator for each purpose, derived and never global.
 
-Who draws, and when, is part of the key, so the order in which clients happen to work changes nothing, and a run that was
-stopped draws the same numbers again when it goes on.
+Who draws, and when, is part of the key, so the order in which clients happen to work changes nothing, and a run that
+was stopped draws the same numbers again when it goes on.
 """
 
 from __future__ import annotations

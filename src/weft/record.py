@@ -2,7 +2,7 @@
 
     plan.toml         the whole plan, defaults included                     environment.json   versions and processor
     journal.jsonl     what happened when, a line an event                   run.json           version of this layout
-    accuracy.csv      client, after_task, task, accuracy                    ledger.csv         every part of every message
+    accuracy.csv      client, after_task, task, accuracy                    ledger.csv         each part of each message
     checkpoints/      manifest.json and the states it names                 summary.json       the result
 
 A run is written by one process at a time: its lock is the operating system's and dies with the process. Files appear
@@ -50,7 +50,7 @@ class Record:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if (folder / "run.json").exists():
-                raise Problem(f"{folder} already holds a run; weft resume {folder} goes on with it, or choose another --out")
+                raise Problem(f"{folder} already holds a run; weft resume {folder} goes on, or choose another --out")
             if any(name.name != ".lock" for name in folder.iterdir()):
                 raise Problem(f"{folder} is not empty; choose another --out")
             lock = _take_lock(folder)
@@ -59,7 +59,8 @@ class Record:
             write_text(folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
             for name, header in TABLES.items():
                 write_text(folder / name, ",".join(header) + "\n")
-            write_text(folder / "run.json", json.dumps({"format": FORMAT, "weft": importlib.metadata.version("weft")}) + "\n")
+            layout = {"format": FORMAT, "weft": importlib.metadata.version("weft")}
+            write_text(folder / "run.json", json.dumps(layout) + "\n")
         except OSError as error:
             raise Problem(f"the run folder {folder} cannot be made: {error.strerror}") from None
         record = cls(folder, plan, lock)
@@ -100,7 +101,7 @@ class Record:
             manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             manifest["progress"], manifest["server"], manifest["clients"], manifest["answers"], manifest["lengths"]
         except (ValueError, KeyError, TypeError):
-            raise Problem(f"the checkpoint is corrupt: {path} cannot be read; start the run again in a new folder") from None
+            raise Problem(f"the checkpoint is corrupt: {path} cannot be read; run again in a new folder") from None
         return manifest
 
     def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
@@ -200,7 +201,7 @@ def write_whole(path: Path, blob: bytes) -> None:
 
 
 def cannot_write(path: Path, error: OSError) -> Problem:
-    return Problem(f"{path} cannot be written ({error.strerror}); nothing saved before is lost, weft resume goes on from it")
+    return Problem(f"{path} cannot be written ({error.strerror}); nothing saved is lost, weft resume goes on from it")
 
 
 def _take_lock(folder: Path) -> filelock.BaseFileLock:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Result:
-    """What came out of a run. Every field of summary.json is an attribute: `result.accuracy`, `result.forgetting`, ..."""
+    """What came out of a run. Every field of summary.json is an attribute: `result.accuracy`, `result.forgetting`."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)

@@ -92,7 +92,7 @@ def _work(record: Record, workers: int, memory: int, save_every: float, screen: 
 
 
 def summarise(record: Record, session: Session) -> dict[str, Any]:
-    """The result of a run: what the plan says of itself, the measures, and what was sent and kept. No path, host or date."""
+    """The result of a run: what was run, the measures, what was sent and what is kept. No path, host or date."""
     plan, progress, ledger = record.plan, session.progress, session.federation.ledger
     matrices = accuracy_matrices(record.folder)
     densities = [density for of_client in progress.densities.values() for density in of_client]

@@ -10,6 +10,8 @@ import dataclasses
 import time
 from typing import Any, Protocol
 
+import torch
+
 from weft.client import World
 from weft.engines.local import Engine, Saved, open_engine
 from weft.ledger import Entry, Ledger
@@ -25,7 +27,7 @@ SAVE_SHARE = 10  # saving may take one part in so many of the time
 class Screen(Protocol):
     """Whoever shows a run while it goes on."""
 
-    def started(self, plan: Plan, done: int, total: int) -> None: ...
+    def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
     def answered(self, client: int, step: int, round_index: int, numbers: dict[str, Any]) -> None: ...
 
 
@@ -60,7 +62,8 @@ class Session:
             plan, world.scenario, world.method, self._engine, server, ledger, self.progress, listener=self
         )
         if screen is not None:
-            screen.started(plan, *_work_units(self.federation))
+            done, total = _work_units(self.federation)
+            screen.started(plan, done, total, estimate(world, workers) * (total - done) / total)
 
     # ---- what the loop tells
 
@@ -120,4 +123,31 @@ def _work_units(federation: Federation) -> tuple[int, int]:
     each = plan.clients
     if federation.method.talks and not plan.train_unchosen and plan.clients_per_round != "all":
         each = plan.clients_per_round
-    return each * (progress.step * plan.rounds_per_task + progress.round), each * plan.rounds_per_task * federation.scenario.steps
+    done = progress.step * plan.rounds_per_task + progress.round
+    return each * done, each * plan.rounds_per_task * federation.scenario.steps
+
+
+def estimate(world: World, workers: int) -> float:
+    """Seconds of training that the whole plan will take, from a few steps of a client that is then thrown away."""
+    plan, scenario = world.plan, world.scenario
+    lesson = world.lesson(0, 0)
+    trial = State()
+    world.method.join(trial, lesson)
+    world.method.begin(trial, lesson)
+    work = world.method.open(trial, lesson)
+    batches = world.batches(0, 0, "train")
+    chosen = torch.arange(min(plan.batch_size, len(batches)), device=world.device)
+    seconds = []
+    for _ in range(4):  # the first one warms up
+        began = time.perf_counter()
+        world.method.compose(work)
+        lesson.network.compute_gradient(*batches.take(chosen))
+        world.method.pull_back(work)
+        world.method.penalise(work)
+        seconds.append(time.perf_counter() - began)
+    one = min(seconds[1:]) / len(chosen)  # an image
+    images = sum(task.sizes["train"] for sequence in scenario.sequences for task in sequence)
+    share = 1.0
+    if world.method.talks and not plan.train_unchosen and plan.clients_per_round != "all":
+        share = plan.clients_per_round / plan.clients
+    return one * images * share * plan.rounds_per_task * plan.epochs_per_round / min(workers, plan.clients)

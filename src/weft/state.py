@@ -1,6 +1,6 @@
 """State: the memory of a client or of the server, as named tensors and numbers that can be saved, moved and resumed.
 
-`tensors` change in every round and are written whole. `archive` is cold storage: what a task leaves behind (its adaptive
+`tensors` change in every round and are written whole. `archive` is cold storage: what a task leaves behind (its own
 parameters, its head, a foreign A) is written once when it changed and read when somebody needs it, so that a hundred
 clients with ten tasks each neither fill the memory nor make every checkpoint larger than the last.
 
@@ -80,7 +80,7 @@ class Archive(MutableMapping[str, Payload]):
         return dict(self._files)
 
     def spill(self, limit: int) -> None:
-        """Keep no more than `limit` bytes in memory; for an archive whose entries are written once and never changed."""
+        """Keep no more than `limit` bytes in memory; for an archive whose entries never change once they are in."""
         if self._folder is not None and self.nbytes > limit:
             self.save(self._folder, self.owner)
             self._memory.clear()

@@ -1,7 +1,7 @@
 """How a client learns in one round: the same for every method, which is asked at the hooks.
 
-Adam, with the paper's adaptive decay and stop (appendix A): the rate starts anew with each task, is divided by 3 after 5
-epochs without a lower validation loss, and the task is over when it reaches the floor.
+Adam, with the paper's adaptive decay and stop (appendix A): the rate starts anew with each task, is divided by 3 after
+5 epochs without a lower validation loss, and the task is over when it reaches the floor.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ def train_round(
     schedule = client.numbers["schedule"]
     work = method.open(client, lesson)
     optimizer = _adam(work, client if plan.optimizer_memory == "task" else None)
-    images, accuracy, valid_loss, losses = 0, 0.0, 0.0, []
+    images, accuracy, valid_loss = 0, 0.0, 0.0
+    losses: list[float] = []
     for epoch in range(plan.epochs_per_round):
         if schedule["stopped"]:
             break
         losses = []
-        for chosen in _order(plan, lesson, round_index, epoch, len(train)).split(plan.batch_size):
+        order = _order(plan, lesson, round_index, epoch, len(train))
+        for chosen in torch.split(order, plan.batch_size):
             method.compose(work)
             losses.append(network.compute_gradient(*train.take(chosen)))
             method.pull_back(work)
@@ -79,7 +81,7 @@ def _order(plan: Plan, lesson: Lesson, round_index: int, epoch: int, count: int)
 
 
 def _adam(work: Work, memory: State | None) -> torch.optim.Adam:
-    """Adam over the method's variables, one fused pass over each; with the moments of the last round if they are kept."""
+    """Adam over the method's variables, a fused pass over each; with the moments of the last round if they are kept."""
     for name, variable in work.variables.items():
         variable.grad = work.gradients[name]
     optimizer = torch.optim.Adam(list(work.variables.values()), fused=True)

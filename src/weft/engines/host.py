@@ -1,7 +1,7 @@
 """Host: some clients living in one process, their states in memory up to a budget and on disk beyond it.
 
-The local engine is one host in this process, or one in each of several worker processes. A host always computes with one
-thread, so that its results are the same bits wherever and beside whomever it runs.
+The local engine is one host in this process, or one in each of several worker processes. A host always computes with
+one thread, so that its results are the same bits wherever and beside whomever it runs.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ def class_of(name: str) -> type[Method]:
 
 
 def options_of(name: str) -> type[Options]:
-    return class_of(name).Options
+    return class_of(name).options_class
 
 
 def preset_of(name: str, preset: str) -> dict[str, Any]:
@@ -40,4 +40,4 @@ def preset_of(name: str, preset: str) -> dict[str, Any]:
 
 def load(name: str, options: dict[str, Any]) -> Method:
     method = class_of(name)
-    return method(method.Options.model_validate(options))
+    return method(method.options_class.model_validate(options))

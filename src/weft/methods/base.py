@@ -1,8 +1,8 @@
 """What every method is: hyperparameters, and two halves whose hooks are called in the order in which they stand here.
 
 A method object holds no state. A client's memory is the client's `State`, the server's is the server's, and both are
-handed in. This base class is itself a complete method without a server: plain training of one shared body with a head for
-each task. A method overrides what it does differently, and says so in one file.
+handed in. This base class is itself a complete method without a server: plain training of one shared body with a head
+for each task. A method overrides what it does differently, and says so in one file.
 
 Names that all methods share: `base` is the vector of weights that tasks share; `private` is what belongs to the current
 task alone, biases first and then the head.
@@ -11,7 +11,7 @@ task alone, biases first and then the head.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from weft.tensors import Payload
 else:
     torch = lazy("torch")
+
+
+Briefing: TypeAlias = "tuple[dict[str, Payload], dict[str, Any]]"  # tensors and numbers
 
 
 class Options(BaseModel):
@@ -78,7 +81,7 @@ class Size(NamedTuple):
 class Method:
     """Plain training of one body, task after task, with nothing sent: the frame that the other methods fill in."""
 
-    Options: ClassVar[type[Options]] = Options
+    options_class: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     citation: ClassVar[str] = ""
     sends: ClassVar[tuple[str, str]] = ("nothing", "nothing")  # up each round, down each round
@@ -92,7 +95,7 @@ class Method:
     def open_server(self, server: State, initial: torch.Tensor, layout: Layout) -> None:
         """Before the first task: put theta_G into the server's state."""
 
-    def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> tuple[dict[str, Payload], dict[str, Any]]:
+    def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
         """What a chosen client is sent in a round; `first` marks its first message of the task."""
         return {}, {}
 
@@ -131,7 +134,7 @@ class Method:
         )
 
     def compose(self, work: Work, tested: bool = False) -> None:
-        """Write theta, made of the variables, into the network: to train, or as it will be tested. Here they are theta."""
+        """Write theta, made of the variables, into the network; `tested`: as it is measured. Here they are theta."""
 
     def pull_back(self, work: Work) -> None:
         """From the gradient by theta to the gradient by each variable. Here they are the same memory."""
@@ -213,7 +216,7 @@ def reply_weights(replies: list[Message], average: str) -> list[float]:
 
 def dense_tensors(replies: list[Message], name: str) -> list[torch.Tensor]:
     """The same dense tensor out of every reply; a reply without it, or of another size, is refused."""
-    found = []
+    found: list[torch.Tensor] = []
     for reply in replies:
         value = reply.tensors.get(name)
         if not isinstance(value, torch.Tensor) or (found and len(value) != len(found[0])):

@@ -7,11 +7,11 @@ Heads stay private. In the paper's continual setting each client goes on to its 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from weft.lazy import lazy
 from weft.methods import base
-from weft.methods.base import Lesson, Method, dense_tensors, mean, reply_weights
+from weft.methods.base import Briefing, Lesson, Method, dense_tensors, mean, reply_weights
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class Options(base.Options):
 
 
 class FedAvg(Method):
-    Options: ClassVar[type[base.Options]] = Options
+    options_class: ClassVar[type[base.Options]] = Options
     citation: ClassVar[str] = "McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017"
     sends: ClassVar[tuple[str, str]] = ("the whole body", "the whole body")
     talks: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class FedAvg(Method):
         if self.options.biases == "shared":
             server.tensors["biases"] = initial[layout.weights :].clone()
 
-    def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> tuple[dict[str, Payload], dict[str, Any]]:
+    def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
         return dict(server.tensors), {}
 
     def aggregate(self, server: State, replies: list[Message]) -> None:

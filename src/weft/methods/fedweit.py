@@ -3,10 +3,10 @@
     Eq. 1    theta = B * m + A + sum over foreign (i, j) of alpha[i, j] * A[i, j]
     Eq. 2    loss(theta) + lambda_1 * (|m|_1 + |A|_1) + lambda_2 * sum over past tasks i of |dB * m_i + dA_i|^2
 
-B (`base`) is the client's shared weights, m (`mask`) one number for each output unit, A (`adaptive`) the task's own sparse
-weights, alpha (`attention`) one number for each layer and foreign A. A round sends the rows of B with the strongest mask
-(Alg. 1 line 8) and gets theta_G, their mean, back (lines 9 and 6); a task's A goes to the server's knowledge base once
-(line 11), from which other clients are given a sample when they start a task (line 3).
+B (`base`) is the client's shared weights, m (`mask`) one number for each output unit, A (`adaptive`) the task's own
+sparse weights, alpha (`attention`) one number for each layer and foreign A. A round sends the rows of B with the
+strongest mask (Alg. 1 line 8) and gets theta_G, their mean, back (lines 9 and 6); a task's A goes to the server's
+knowledge base once (line 11), from which other clients are given a sample when they start a task (line 3).
 
 Where paper and released code part, both ways are options; FIDELITY.md lists them and says what chose the defaults.
 """
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from weft.errors import Problem
 from weft.lazy import lazy
 from weft.methods import base
-from weft.methods.base import Lesson, Method, Size, Work, dense_tensors, mean, reply_weights
+from weft.methods.base import Briefing, Lesson, Method, Size, Work, dense_tensors, mean, reply_weights
 from weft.methods.formulas import (
     Foreign,
     compose,
@@ -60,7 +61,7 @@ class Options(base.Options):
     keep: float = Field(0.3, gt=0, le=1)  # the share of each layer's rows that is sent; 30 % in the paper
     lambda_sparsity: float = Field(0.3, ge=0)  # lambda_1 on A; [0.1, 0.4] in appendix A
     lambda_mask: float = Field(0.0, ge=0)  # lambda_1 on m
-    sparsify: Literal["proximal", "gradient"] = "proximal"  # l1 as a shrinking step of rate * lambda_1, or as a gradient
+    sparsify: Literal["proximal", "gradient"] = "proximal"  # l1 as a step of rate * lambda_1 towards 0, or as gradient
     prune_below: float = Field(0.0, ge=0)  # smaller values of A are 0 when tested, sent and stored
     lambda_drift: float = Field(100.0, ge=0)  # lambda_2, appendix A
     weight_decay: float = Field(0.0, ge=0)  # on A and the mask, and on B in a client's first task
@@ -97,7 +98,7 @@ class FedWeITWork(Work):
 
 
 class FedWeIT(Method):
-    Options: ClassVar[type[base.Options]] = Options
+    options_class: ClassVar[type[base.Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         # the paper read to the letter: its lambda_1 as a gradient, m itself, B * m, divided by all clients, A from 0
         "paper": {
@@ -143,7 +144,7 @@ class FedWeIT(Method):
     talks: ClassVar[bool] = True
     options: Options
 
-    # ---- server half ---------------------------------------------------------------------------------------------------
+    # ---- server half -------------------------------------------------------------------------------------------------
 
     def open_server(self, server: State, initial: torch.Tensor, layout: Layout) -> None:
         everything = torch.ones(layout.rows, dtype=torch.bool)
@@ -152,7 +153,7 @@ class FedWeIT(Method):
             server.tensors["biases"] = initial[layout.weights :].clone()
         server.numbers["held"] = {}  # which foreign A's a client has been sent: none is sent twice
 
-    def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> tuple[dict[str, Payload], dict[str, Any]]:
+    def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
         """Alg. 1 line 6: theta_G, and kb^(t) with it if the client meets it first."""
         sent: dict[str, Payload] = {} if "b_comm" in self.options.without else dict(server.tensors)
         if not first or not self._shares_adaptive:
@@ -181,18 +182,18 @@ class FedWeIT(Method):
         if not replies:
             return
         weights = reply_weights(replies, self.options.average)
-        parts = [reply.tensors["base"] for reply in replies]
-        total, share, kept = None, None, None
+        parts = [_rows(reply) for reply in replies]
+        segments = parts[0].segments
+        total = torch.zeros(parts[0].size)
+        share = torch.zeros(len(parts[0].kept))  # for each row the weight of those that sent it
         for part, weight in zip(parts, weights, strict=True):
-            assert isinstance(part, tensors.Rows)
-            total = part.dense().mul_(weight) if total is None else total.add_(part.dense(), alpha=weight)
-            share = part.kept * weight if share is None else share.add_(part.kept, alpha=weight)
-            kept = part.kept if kept is None else kept | part.kept
-        assert total is not None and share is not None and kept is not None and isinstance(parts[0], tensors.Rows)
-        divisor = share.clamp(min=1e-12) if self.options.divide == "senders" else torch.full_like(share, sum(weights))
-        widths = torch.tensor([width for rows, width in parts[0].segments for _ in range(rows)])
+            total.add_(part.dense(), alpha=weight)
+            share.add_(part.kept, alpha=weight)
+        kept = share > 0
+        divisor = share.where(kept, 1.0) if self.options.divide == "senders" else torch.full_like(share, sum(weights))
+        widths = torch.tensor([width for rows, width in segments for _ in range(rows)])
         total.div_(divisor.repeat_interleave(widths))
-        server.tensors["global"] = tensors.Rows.of(total, parts[0].segments, kept)
+        server.tensors["global"] = tensors.Rows.of(total, segments, kept)
         if self.options.biases == "shared":
             server.tensors["biases"] = mean(dense_tensors(replies, "biases"), weights)
 
@@ -202,7 +203,7 @@ class FedWeIT(Method):
         if adaptive is not None and (chosen_last or self.options.kb_givers == "all"):
             server.archive[f"{client}.{step}"] = adaptive
 
-    # ---- client half ---------------------------------------------------------------------------------------------------
+    # ---- client half -------------------------------------------------------------------------------------------------
 
     def begin(self, client: State, lesson: Lesson) -> None:
         super().begin(client, lesson)
@@ -210,7 +211,8 @@ class FedWeIT(Method):
         rng = generator(lesson.plan.seed, "mask", lesson.client, lesson.step)
         start = options.mask_start + options.mask_spread * torch.from_numpy(rng.standard_normal(layout.rows))
         client.tensors["mask"] = start.float().clone()
-        client.tensors["adaptive"] = lesson.initial()[: layout.weights] * (0.0 if "a" in options.without else options.adaptive_start)
+        share = 0.0 if "a" in options.without else options.adaptive_start
+        client.tensors["adaptive"] = lesson.initial()[: layout.weights] * share
         client.tensors.pop("attention", None)
         client.numbers["foreign"] = []
         if lesson.step > 0:
@@ -222,8 +224,8 @@ class FedWeIT(Method):
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
         if (received := message.tensors.get("global")) is not None:
             assert isinstance(received, tensors.Rows)
-            value = received.dense()
-            client.tensors["base"] = torch.where(value != 0, value, client.tensor("base"))  # B(n) = theta_G(n), section 3.4
+            value = received.dense()  # B(n) = theta_G(n) where theta_G is not 0, section 3.4
+            client.tensors["base"] = torch.where(value != 0, value, client.tensor("base"))
             self.receive_biases(client, message)
             if self.options.drift_from == "received" and "foreign" in message.numbers and lesson.step > 0:
                 client.tensors["reference"] = client.tensor("base").clone()
@@ -310,8 +312,8 @@ class FedWeIT(Method):
                 if name.startswith("adaptive"):
                     g[name].add_(v[name].sign(), alpha=options.lambda_sparsity)
         if options.lambda_mask and "l1" not in options.without and "mask" in v:
-            m = v["mask"]
-            slope = m.sign() if options.mask == "linear" else m.sigmoid() * (1 - m.sigmoid())  # of |m| by what is learned
+            m = v["mask"]  # what is learned; the slope of |m| by it:
+            slope = m.sign() if options.mask == "linear" else m.sigmoid() * (1 - m.sigmoid())
             g["mask"].add_(slope, alpha=options.lambda_mask)
         if options.weight_decay:
             for name in ("adaptive", "mask", *(("base",) if work.first_task else ())):
@@ -353,7 +355,8 @@ class FedWeIT(Method):
             threshold = 0.0 if "l1" in self.options.without else self.options.lambda_sparsity / (2 * self._lambda_drift)
             for step, mask in enumerate(work.past_masks):
                 before = self._archived(client, f"adaptive_before/{step}")
-                client.archive[f"adaptive/{step}"] = tensors.Sparse.of(retroactive(work.layout, before, change, mask, threshold))
+                best = retroactive(work.layout, before, change, mask, threshold)
+                client.archive[f"adaptive/{step}"] = tensors.Sparse.of(best)
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         """Alg. 1 line 8: the strongest rows of B, or of B * m."""
@@ -402,9 +405,8 @@ class FedWeIT(Method):
             attention = attention.to(device)
         mask = None if mask is None else mask.to(device)
         foreign = self._foreign(client, keys, lesson)
-        compose(
-            lesson.layout, client.tensor("base").to(device), mask, adaptive.to(device), attention, foreign, network.vector[:weights]
-        )
+        own_base, out = client.tensor("base").to(device), network.vector[:weights]
+        compose(lesson.layout, own_base, mask, adaptive.to(device), attention, foreign, out)
 
     def size(self, client: State) -> Size:
         """B, and of every task m, A, alpha, biases and head; and each foreign A that any of them uses, once."""
@@ -414,7 +416,7 @@ class FedWeIT(Method):
         values = int(b.count_nonzero()) + sum(tensors.nonzeros(value) for value in own)
         return Size(b.nbytes + sum(map(tensors.nbytes, needed)), 4 * values)
 
-    # ---- small parts ---------------------------------------------------------------------------------------------------
+    # ---- small parts -------------------------------------------------------------------------------------------------
 
     @property
     def _shares_adaptive(self) -> bool:
@@ -431,7 +433,9 @@ class FedWeIT(Method):
         return learned.sigmoid() if self.options.mask == "sigmoid" else learned
 
     def _pruned(self, adaptive: torch.Tensor) -> torch.Tensor:
-        return torch.where(adaptive.abs() >= self.options.prune_below, adaptive, 0.0) if self.options.prune_below else adaptive
+        if not self.options.prune_below:
+            return adaptive
+        return torch.where(adaptive.abs() >= self.options.prune_below, adaptive, 0.0)
 
     @staticmethod
     def _archived(client: State, key: str) -> torch.Tensor:
@@ -439,5 +443,16 @@ class FedWeIT(Method):
 
     @staticmethod
     def _foreign(client: State, keys: list[str], lesson: Lesson) -> list[Foreign]:
-        found = [client.archive[f"foreign/{key}"] for key in keys]
-        return [Foreign.of(value, lesson.layout, lesson.network.vector.device) for value in found if isinstance(value, tensors.Sparse)]
+        device, found = lesson.network.vector.device, []
+        for key in keys:
+            adaptive = client.archive[f"foreign/{key}"]
+            assert isinstance(adaptive, tensors.Sparse)
+            found.append(Foreign.of(adaptive, lesson.layout, device))
+        return found
+
+
+def _rows(reply: Message) -> tensors.Rows:
+    part = reply.tensors["base"]
+    if not isinstance(part, tensors.Rows):
+        raise Problem(f"{reply.sender} did not answer with rows of its base, as FedWeIT expects")
+    return part

@@ -59,8 +59,8 @@ def compose(
     if foreign and attention is not None:
         alpha = attention.view(-1, len(foreign)).tolist()
         for place, one in enumerate(foreign):
-            for layer, (indices, values) in enumerate(zip(*one, strict=True)):
-                out.index_add_(0, indices, values, alpha=alpha[layer][place])
+            for level, (indices, values) in enumerate(zip(*one, strict=True)):
+                out.index_add_(0, indices, values, alpha=alpha[level][place])
 
 
 def pull_back(
@@ -73,7 +73,7 @@ def pull_back(
     by_mask: torch.Tensor | None,
     by_attention: torch.Tensor | None,
 ) -> None:
-    """The gradient of Eq. 1: from the one by theta, g, to those by B (g * m), m (row sums of g * B) and alpha (g . A_f)."""
+    """The gradient of Eq. 1: from g, by theta, to those by B (g * m), m (row sums of g * B) and alpha (g . A_f)."""
     if mask is None or by_mask is None:
         by_base.copy_(by_theta)
     else:
@@ -83,8 +83,8 @@ def pull_back(
     if by_attention is not None:
         table = by_attention.view(-1, len(foreign))
         for place, one in enumerate(foreign):
-            for layer, (indices, values) in enumerate(zip(*one, strict=True)):
-                table[layer, place] = torch.dot(by_theta.index_select(0, indices), values)
+            for level, (indices, values) in enumerate(zip(*one, strict=True)):
+                table[level, place] = torch.dot(by_theta.index_select(0, indices), values)
 
 
 def sparsity(mask: torch.Tensor, adaptives: list[torch.Tensor]) -> torch.Tensor:
@@ -129,7 +129,7 @@ def drift_gradient_adaptive(
     by_adaptive: torch.Tensor,
     masked_changes: torch.Tensor,
 ) -> None:
-    """The gradient of weight * drift by one past A_i, added: 2 * weight * (dB * m_i + dA_i); m_i * dA_i goes to the sum."""
+    """The gradient of weight * drift by a past A_i, added: 2 * weight * (dB * m_i + dA_i); m_i * dA_i is summed up."""
     for layer, rows in layout.by_layer(by_adaptive):
         m = mask[layer.row_span, None]
         own = moved[layer.span].view_as(rows)

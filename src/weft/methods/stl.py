@@ -5,7 +5,7 @@ The paper's upper bound for methods that keep one network for all tasks, at as m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from weft.lazy import lazy
 from weft.methods import base
@@ -20,11 +20,11 @@ else:
 
 
 class Options(base.Options):
-    biases: base.Literal["private"] = "private"  # nothing is shared between tasks, biases no more than weights
+    biases: Literal["private"] = "private"  # nothing is shared between tasks, biases no more than weights
 
 
 class STL(Method):
-    Options: ClassVar[type[base.Options]] = Options
+    options_class: ClassVar[type[base.Options]] = Options
     citation: ClassVar[str] = "the baseline `Single Task Learning` of Yoon et al., ICML 2021"
 
     def begin(self, client: State, lesson: Lesson) -> None:

@@ -51,5 +51,5 @@ def _build(name: str, options: BaseModel, classes: int, device: str) -> Network:
 
 
 def build(name: str, options: dict[str, object], classes: int, device: str = "cpu") -> Network:
-    """The network for tasks of so many classes; one for each kind, since it is scratch memory that all clients share."""
+    """The network for tasks of so many classes; one for each kind, since it is scratch memory that clients share."""
     return _build(name, options_of(name).model_validate(options), classes, device)

@@ -1,7 +1,7 @@
 """A network's weights as one vector.
 
-Every formula of the paper is then a line of vector arithmetic, the same for any network, and the wire format, the ledger
-and the checkpoint deal with one vector instead of a tree. The vector holds, in this order:
+Every formula of the paper is then a line of vector arithmetic, the same for any network, and the wire format, ledger
+and checkpoint deal with one vector instead of a tree. The vector holds, in this order:
 
     [ weights of linear and convolution layers | all other parameters, biases above all | the task's head ]
       0 .. layout.weights                        .. layout.body                           .. layout.size
@@ -85,14 +85,14 @@ class Network:
     def __init__(self, body: nn.Module, features: int, classes: int, device: str = "cpu"):
         self.body = body.to(device)
         self.classes = classes
-        decomposed = [
+        decomposed: list[tuple[str, torch.Tensor]] = [
             (f"{name}.weight", module.weight)
             for name, module in self.body.named_modules()
             if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d))
         ]
         taken = {id(weight) for _, weight in decomposed}
-        rest = [parameter for parameter in self.body.parameters() if id(parameter) not in taken]
-        head = [nn.Parameter(torch.zeros(classes, features)), nn.Parameter(torch.zeros(classes))]
+        rest: list[torch.Tensor] = [each for each in self.body.parameters() if id(each) not in taken]
+        head: list[torch.Tensor] = [nn.Parameter(torch.zeros(classes, features)), nn.Parameter(torch.zeros(classes))]
         self.parameters = [weight for _, weight in decomposed] + rest + head
 
         layers, offset, row = [], 0, 0
@@ -109,7 +109,8 @@ class Network:
         for parameter in self.parameters:
             view = self.vector[place : place + parameter.numel()].view(parameter.shape)
             view.copy_(parameter.detach())
-            parameter.data = view  # a leaf of its own that shares the vector's storage: slicing would cost a full gradient
+            # a leaf of its own that shares the vector's storage: a slice's gradient would be as large as the vector
+            parameter.data = view
             place += parameter.numel()
         self._head_weight, self._head_bias = head
 
@@ -119,7 +120,7 @@ class Network:
         for layer in self.layout.layers:
             start[layer.span] = variance_scaling(layer.shape, rng).view(-1)
         place = self.layout.weights
-        biases = {id(module.bias) for module in self.body.modules() if isinstance(getattr(module, "bias", None), nn.Parameter)}
+        biases = {id(getattr(module, "bias", None)) for module in self.body.modules()}
         for parameter in self.parameters[len(self.layout.layers) : -2]:
             if id(parameter) not in biases:
                 start[place : place + parameter.numel()] = parameter.detach().cpu().view(-1)

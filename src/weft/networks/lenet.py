@@ -14,7 +14,7 @@ from torch.nn import functional
 
 FEATURES = 500
 
-# Local response normalisation as the paper's networks use it: k = 1, alpha = 1e-3 over a window of 9 channels, beta = 3/4.
+# Local response normalisation as the released networks use it: k = 1, alpha = 1e-3 over 9 channels, beta = 3/4.
 WINDOW = 9
 ALPHA = 1e-3
 
@@ -38,7 +38,7 @@ class LeNet(nn.Module):
         return functional.relu(self.fc2(x))
 
     def _block(self, x: torch.Tensor, band: Any) -> torch.Tensor:
-        x = LocalResponseNorm.apply(functional.relu(x), band)
+        x = LocalResponseNorm.apply(functional.relu(x), band)  # type: ignore[no-untyped-call]
         return functional.max_pool2d(x, self.pool, stride=2, ceil_mode=True)  # rounds up, as TensorFlow's SAME does
 
 
@@ -60,7 +60,7 @@ class LocalResponseNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, band: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = x.shape
-        flat = x.permute(0, 2, 3, 1).reshape(-1, channels)  # (batch * height * width, channels); a view if channels last
+        flat = x.permute(0, 2, 3, 1).reshape(-1, channels)  # (batch * height * width, channels), a view of x
         root = torch.addmm(torch.ones((), device=x.device), flat * flat, band).rsqrt_()  # d^(-1/2)
         power = root.sqrt().mul_(root)  # d^(-3/4)
         ctx.save_for_backward(flat, root, power, band)

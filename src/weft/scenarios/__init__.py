@@ -1,7 +1,7 @@
 """Scenarios: which client learns which tasks in which order, as pure data rebuilt from a name and a seed anywhere.
 
-`scenario.sequences[client][step]` is a Task. Its images are loaded only when they are asked for: training and validation
-images while the task is being learned, test images for as long as anybody wants to test.
+`scenario.sequences[client][step]` is a Task. Its images are loaded only when they are asked for: training and
+validation images while the task is being learned, test images for as long as anybody wants to test.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SCENARIOS = {"glyphs": "weft.scenarios.glyphs"}
 def module_of(name: str) -> ScenarioModule:
     if name not in SCENARIOS:
         raise Problem(f"there is no scenario {name!r}; {nearest(name, SCENARIOS)}")
-    module: ScenarioModule = importlib.import_module(SCENARIOS[name])  # type: ignore[assignment]
+    module: ScenarioModule = importlib.import_module(SCENARIOS[name])
     return module
 
 

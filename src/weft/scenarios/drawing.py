@@ -259,11 +259,11 @@ def slope(rng: np.random.Generator, count: int) -> Array:
 def cloud(rng: np.random.Generator, count: int, cells: int) -> Array:
     """Smooth noise between 0 and 1, about `cells` bumps across: (count, 32, 32)."""
     knots = uniform(rng, (0.0, 1.0), count, cells + 1, cells + 1)
-    at = PIXELS / SIDE * cells
+    at: Array = PIXELS * np.float32(cells / SIDE)
     cell = at.astype(np.int64)
-    part = at - cell.astype(np.float32)
-    part = part * part * (3 - 2 * part)  # smooth steps, otherwise the cells show
-    rows = knots[:, cell] * (1 - part)[:, None] + knots[:, cell + 1] * part[:, None]  # (count, 32, cells + 1)
+    part: Array = at - cell.astype(np.float32)
+    part *= part * (3 - 2 * part)  # smooth steps, otherwise the cells show
+    rows: Array = knots[:, cell] * (1 - part)[:, None] + knots[:, cell + 1] * part[:, None]  # (count, 32, cells + 1)
     return rows[:, :, cell] * (1 - part) + rows[:, :, cell + 1] * part
 
 

@@ -146,12 +146,12 @@ def faces(class_index: int, count: int, rng: np.random.Generator, look: np.rando
     # looking to a side moves the features, not the head
     gaze = np.zeros((count, 2, 3), dtype=np.float32)
     gaze[:, :, 2] = uniform(rng, (-1.6, 1.6), count, 2)
-    skin, hair = _near(rng, count, who.skin, 0.12), _near(rng, count, who.hair, 0.18)
+    skin, hair = _near(rng, count, who.skin, 0.12), _near(rng, count, who.hair, 0.15)
     canvas = _skull(canvas, who, poses, skin, hair)
     canvas = _features(rng, canvas, who, poses + gaze, skin, hair)
     canvas = _accessories(rng, canvas, who, poses, poses + gaze)
-    canvas = light(rng, canvas, (0.4, 1.2), 0.5)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.8), count)), (0.01, 0.07))
+    canvas = light(rng, canvas, (0.5, 1.15), 0.45)
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.7), count)), (0.0, 0.06))
 
 
 def _skull(canvas: Array, who: Person, poses: Array, skin: Array, hair: Array) -> Array:
@@ -188,9 +188,8 @@ def _accessories(rng: np.random.Generator, canvas: Array, who: Person, poses: Ar
     """Glasses, a hat or a scarf on some images: nobody is known by them."""
     count, e, h = len(canvas), who.eye_apart, who.eye_height
     rims = pen(*([*oval((0.5 + s * e, h), (0.1, 0.08), 7), (0.5 + s * e + 0.1, h)] for s in (-1, 1)))
-    glasses = (
-        stroke(place(rims, turned), np.abs(poses[:, 0, 0]) * np.float32(0.03)) * chance(rng, 0.2, count)[:, None, None]
-    )
+    frame = np.abs(poses[:, 0, 0]) * np.float32(0.03)
+    glasses = stroke(place(rims, turned), frame) * chance(rng, 0.2, count)[:, None, None]
     canvas = paint(canvas, glasses, colours(rng, count, (0.0, 1.0), (0.0, 0.6), (0.0, 0.4)))
     w = who.wide
     hat = ring([(0.45 - w, 0.26), (0.5 - w, -0.08), (0.5 + w, -0.08), (0.55 + w, 0.26)])

@@ -111,7 +111,15 @@ def invented(rng: np.random.Generator) -> Array:
         bend = float(rng.choice([-0.35, 0.0, 0.0, 0.35]))
         strokes.append(_bow(start, stop, bend))
         used.append(stop)
-    return pen(*strokes)
+    return _spread(pen(*strokes))
+
+
+def _spread(lines: Array) -> Array:
+    """Stretch a shape over the unit square, up to twice: small letters would differ too little."""
+    low, high = lines.min(axis=(0, 1)), lines.max(axis=(0, 1))  # (2,)
+    scale = np.minimum(np.float32(0.9) / np.maximum(high - low, np.float32(0.1)), 2)
+    spread: Array = (lines - (low + high) / 2) * scale + np.float32(0.5)
+    return spread
 
 
 def _bow(start: Point, stop: Point, bend: float) -> list[Point]:
@@ -133,9 +141,12 @@ def letter(class_index: int, look: np.random.Generator) -> Array:
 
 def digits(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
     """Light strokes on dark ground, grey, as if written by hand."""
-    shape = warp(number(class_index), rng, count, 0.05)
-    drawn = place(shape, pose(rng, count, (16.0, 24.0), shift=3.5, turn=18.0, shear=0.3, stretch=0.2))
-    thin = 1.0 if class_index < 100 else 0.6
+    # several digits are each written smaller, and more neatly, or nobody could read them
+    neat = min(len(str(class_index)), 3)
+    bend, shift, turn, thin = ((0.05, 3.5, 18.0, 1.0), (0.03, 2.0, 10.0, 0.8), (0.02, 2.0, 8.0, 0.6))[neat - 1]
+    shape = warp(number(class_index), rng, count, bend)
+    size = (16.0, 24.0) if neat == 1 else (20.0, 26.0)
+    drawn = place(shape, pose(rng, count, size, shift=shift, turn=turn, shear=0.3, stretch=0.2))
     coverage = stroke(drawn, uniform(rng, (1.4 * thin, 4.0 * thin), count))
     ground = greys(rng, count, (0.0, 0.15))
     canvas = backdrop(rng, ground, ground * 0.5)
@@ -169,31 +180,36 @@ def letters(class_index: int, count: int, rng: np.random.Generator, look: np.ran
 
 def numbers(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
     """House numbers: coloured, at times low in contrast, with neighbours that the frame cuts off."""
+    single = class_index < 10  # longer numbers are drawn smaller and have fewer neighbours, or nobody could read them
     ground = colours(rng, count, (0.0, 1.0), (0.0, 0.7), (0.15, 0.9))
     canvas = backdrop(rng, ground, np.clip(ground + uniform(rng, (-0.2, 0.2), count, 3), 0, 1))
     canvas = clutter(rng, canvas, 2, (4.0, 14.0), strength=0.3)
-    contrast = uniform(rng, (0.25, 0.7), count)[:, None] * np.where(ground.mean(1, keepdims=True) > 0.5, -1, 1)
-    colour = np.clip(ground + contrast + uniform(rng, (-0.12, 0.12), count, 3), 0, 1).astype(np.float32)
+    side = np.where(ground.mean(axis=1) > 0.5, np.float32(-1), np.float32(1))  # darker than a light wall, or lighter
+    contrast = uniform(rng, (0.25, 0.7) if single else (0.4, 0.8), count) * side
+    colour = np.clip(ground + contrast[:, None] + uniform(rng, (-0.12, 0.12), count, 3), 0, 1)
 
-    size = 23.0 if class_index < 10 else 20.0
-    poses = pose(rng, count, (size * 0.85, size * 1.15), shift=2.5, turn=10.0, shear=0.2, stretch=0.15)
-    middle = warp(number(class_index), rng, count, 0.03)
-    apart = uniform(rng, (0.72, 0.95), count) + (0.0 if class_index < 10 else 0.2)
-    beside = neighbours(rng, count, apart)
-    thin = 1.0 if class_index < 10 else 0.75
+    if single:
+        poses = pose(rng, count, (19.5, 26.5), shift=2.5, turn=10.0, shear=0.2, stretch=0.15)
+    else:
+        poses = pose(rng, count, (20.0, 25.0), shift=1.6, turn=7.0, shear=0.15, stretch=0.12)
+    middle = warp(number(class_index), rng, count, 0.03 if single else 0.02)
+    beside = neighbours(rng, uniform(rng, (0.72, 0.95) if single else (0.95, 1.15), count), 0.65 if single else 0.4)
     drawn = place(np.concatenate([middle, beside], axis=1), poses)
-    coverage = stroke(drawn, uniform(rng, (2.0 * thin, 4.2 * thin), count))
-    canvas = light(rng, paint(canvas, coverage, colour), (0.7, 1.15), 0.35)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 1.0), count)), (0.01, 0.06))
+    width = uniform(rng, (2.0, 4.2) if single else (1.6, 3.0), count)
+    canvas = light(rng, paint(canvas, stroke(drawn, width), colour), (0.7, 1.15), 0.35)
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 1.0 if single else 0.6), count)), (0.01, 0.06))
 
 
-def neighbours(rng: np.random.Generator, count: int, apart: Array) -> Array:
-    """A digit at the left and one at the right, some of them far enough away to be out of sight: (count, S, 2, 2)."""
-    sides = []
+def neighbours(rng: np.random.Generator, apart: Array, probability: float) -> Array:
+    """A digit at the left and one at the right, `apart` (count,) from the middle: (count, S, 2, 2).
+
+    Those that are not to be seen are far out of the frame, so that all images have as many segments.
+    """
+    count, sides = len(apart), []
     for sign in (-1, 1):
         chosen = PADDED[rng.integers(0, 10, count)]  # (count, S, 2, 2)
-        beyond = apart + SIDE * (1 - chance(rng, 0.65, count))
-        offset = np.stack([sign * beyond, np.zeros_like(beyond)], axis=-1)
+        away = apart + SIDE * (1 - chance(rng, probability, count))
+        offset = np.stack([sign * away, np.zeros_like(away)], axis=-1)  # (count, 2)
         sides.append(chosen + offset[:, None, None, :])
     return np.concatenate(sides, axis=1)
 

@@ -105,9 +105,10 @@ def texture(class_index: int, look: np.random.Generator) -> Texture:
     """One of the ten, or a pattern with a scale and a direction of its own."""
     if class_index < len(TEXTURES):
         return TEXTURES[class_index]
-    pattern = str(look.choice([*PATTERNS, "noise"]))
+    kinds = [*PATTERNS, "noise"]
+    pattern = kinds[class_index % len(kinds)]  # in turn: classes that follow one another are of different kinds
     period, turn = float(look.uniform(3.5, 11.0)), float(look.uniform(-90, 90))
-    return Texture(f"{pattern} {class_index}", pattern, (period * 0.8, period * 1.25), (turn - 20, turn + 20))
+    return Texture(f"{pattern} {class_index}", pattern, (period * 0.85, period * 1.2), (turn - 18, turn + 18))
 
 
 def _noise(rng: np.random.Generator, count: int, period: Span) -> Array:

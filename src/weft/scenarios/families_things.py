@@ -63,17 +63,7 @@ OUTLINES: dict[str, Array] = {
     ),
     "dress": ring(mirror([(0.5, 0.17), (0.41, 0.0), (0.34, 0.0), (0.3, 0.22), (0.38, 0.42), (0.16, 0.98), (0.5, 1.0)])),
     "shoe": ring(
-        [
-            (0, 0.76),
-            (0.02, 0.6),
-            (0.22, 0.53),
-            (0.42, 0.34),
-            (0.56, 0.46),
-            (0.76, 0.42),
-            (0.94, 0.3),
-            (1, 0.55),
-            (1, 0.76),
-        ]
+        [(0, 0.76), (0.02, 0.6), (0.22, 0.53), (0.42, 0.34), (0.56, 0.46), (0.94, 0.3), (1, 0.55), (1, 0.76)],
     ),
     "boot": ring(
         [(0.42, 0.02), (0.82, 0.02), (0.84, 0.5), (0.9, 0.95), (0.04, 0.95), (0.04, 0.76), (0.3, 0.62), (0.42, 0.48)]
@@ -102,9 +92,9 @@ def outline(class_index: int, look: np.random.Generator) -> Array:
     if class_index < len(OUTLINES):
         return list(OUTLINES.values())[class_index]
     angles = np.linspace(0, 2 * np.pi, 29)[:-1]
-    radius = np.full_like(angles, 0.36)
-    for waves in look.choice(np.arange(1, 8), 3, replace=False):
-        radius += look.uniform(0.05, 0.14) * np.cos(waves * angles + look.uniform(0, 2 * np.pi))
+    radius = np.full_like(angles, 0.38)
+    for waves in look.choice(np.arange(1, 7), 3, replace=False):
+        radius += look.uniform(0.07, 0.16) * np.cos(waves * angles + look.uniform(0, 2 * np.pi))
     tall = look.uniform(0.7, 1.3)
     across, down = 0.5 + radius * np.cos(angles) / tall, 0.5 + radius * np.sin(angles) * tall
     return ring([(float(x), float(y)) for x, y in zip(across, down, strict=True)])
@@ -113,7 +103,8 @@ def outline(class_index: int, look: np.random.Generator) -> Array:
 def silhouettes(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
     """Grey cloth on dark ground: one outline with folds, stripes at times, and light from one side."""
     shape = warp(outline(class_index, look), rng, count, 0.045)
-    poses = pose(rng, count, (18.0, 27.0), shift=3.0, turn=16.0, shear=0.2, stretch=0.2, flip=0.5)
+    flip = 0.5 if class_index < len(OUTLINES) else 0.0  # cloth is known from both sides, an invented blot is not
+    poses = pose(rng, count, (18.0, 27.0), shift=3.0, turn=16.0, shear=0.2, stretch=0.2, flip=flip)
     tone = uniform(rng, (0.35, 1.0), count)[:, None, None]
     folds = (cloud(rng, count, 6) - 0.5) * uniform(rng, (0.1, 0.7), count)[:, None, None]
     stripes = np.sin(slope(rng, count) * uniform(rng, (8.0, 30.0), count)[:, None, None])

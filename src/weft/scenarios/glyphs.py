@@ -1,8 +1,8 @@
 """glyphs: images that are drawn on the spot, so that a first run needs no download.
 
 Eight families of pictures differ as the eight datasets of the paper's NonIID-50 do. A task is a few classes of one
-family. `disjoint` deals every task to one client only, as NonIID-50 does; `overlapping` draws each client's tasks out of
-one common pool, so that two clients may learn the same classes from different instances, as Overlapped-CIFAR-100 does.
+family. `disjoint` deals every task to one client only, as NonIID-50 does; `overlapping` draws each client's tasks out
+of one common pool, so that two clients may learn the same classes from other instances, as Overlapped-CIFAR-100 does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Options(BaseModel):
     valid: int = Field(50, ge=1)
     test: int = Field(100, ge=1)
     sharing: Literal["disjoint", "overlapping"] = "disjoint"
-    pool: int | None = Field(None, ge=1)  # overlapping: how many different tasks there are; twice a client's share if unset
+    pool: int | None = Field(None, ge=1)  # overlapping: how many kinds of tasks there are; unset, twice `tasks`
 
 
 def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:

@@ -1,0 +1,37 @@
+# Two commands for everybody: `make demo` and `make test`. Each makes what it needs, in .venv, from the committed pins.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test quick lint clean
+
+demo: $(VENV)/ready
+	$(BIN)/weft demo
+
+test: $(VENV)/ready-to-test lint
+	$(BIN)/pytest -q -n 2
+
+quick: $(VENV)/ready-to-test
+	$(BIN)/pytest -q -n 2 -m "not slow"
+
+lint: $(VENV)/ready-to-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+# torch first and by itself, at its exact version: an open range would bring gigabytes of CUDA packages along
+$(VENV)/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("weft needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable .
+	touch $@
+
+$(VENV)/ready-to-test: $(VENV)/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		pytest pytest-xdist hypothesis pandas ruff mypy
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis dist build

@@ -1,0 +1,273 @@
+"""The command line. Nothing here learns or computes: it reads words, calls the library, and shows what comes back.
+
+Errors that a person can mend go to stderr in one line, with exit code 2. With --json, stdout holds JSON alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+from weft import methods, networks, scenarios, screens
+from weft.errors import Problem
+from weft.plan import Plan, ready_plans
+from weft.record import accuracy_matrices, read_plan, read_rows, read_summary
+from weft.running import MEMORY, SAVE_EVERY, fresh_folder, resume, run
+
+MOST_WORKERS = 8  # by default: each takes about 300 MB for torch alone
+DEMO_METHODS = ("fedweit", "fedavg", "stl")
+
+app = typer.Typer(
+    name="weft",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Federated continual learning: many clients, each learning its own tasks, that help one another.\n\n"
+    "Start with `weft demo`. Then: weft run demo method=fedavg clients=3 seed=1",
+)
+out = Console()
+notes = Console(stderr=True)
+
+Words = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Plan keys, such as seed=5.")]
+Workers = Annotated[int | None, typer.Option(help="Processes that share the clients; the result is the same for any.")]
+Memory = Annotated[int, typer.Option(help="Megabytes of client states kept in memory; the rest waits on disk.")]
+SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints: what a kill may cost.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+
+
+class Kind(StrEnum):
+    methods = "methods"
+    scenarios = "scenarios"
+    networks = "networks"
+    plans = "plans"
+
+
+@app.command("demo")
+def demo_command(
+    seed: Annotated[int | None, typer.Option(help="Another seed than the plan's.")] = None,
+    workers: Workers = None,
+) -> None:
+    """FedWeIT, FedAvg and single task learning on drawn images: one table in about a minute, no download."""
+    words = [] if seed is None else [f"seed={seed}"]
+    plans = [Plan.load("demo", [f"method={name}", *words]) for name in DEMO_METHODS]
+    folders = [fresh_folder(plan) for plan in plans]
+    with screens.Bars(notes) as bars:
+        results = [
+            run(plan, folder, workers=_workers(workers, plan), screen=bars)
+            for plan, folder in zip(plans, folders, strict=True)
+        ]
+    out.print(screens.comparison([result.summary for result in results]))
+    for result in results:
+        out.print(f"{result.summary['method']:>8}: {result.folder}", highlight=False)
+    out.print(f"\nweft show {folders[0]}   tells more about a run", highlight=False)
+
+
+@app.command("run")
+def run_command(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or a name of `weft list plans`.")],
+    words: Words = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The new run folder; else under runs/.")] = None,
+    workers: Workers = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, counting up from the plan's.")] = 1,
+    memory: Memory = MEMORY,
+    save_every: SaveEvery = SAVE_EVERY,
+) -> None:
+    """Run a plan: weft run demo method=fedavg seed=5 --workers 2
+
+    Any key of the plan can be changed by KEY=VALUE; options of the method are method.NAME=VALUE.
+    """
+    first = Plan.load(plan, words or [])
+    results = []
+    for place in range(seeds):
+        this = first if seeds == 1 else Plan.load(plan, words or [], seed=first.seed + place)
+        folder = out_folder or fresh_folder(this)
+        if seeds > 1 and out_folder:
+            folder = out_folder / f"s{this.seed}"
+        with screens.Bars(notes) as bars:
+            options = {"workers": _workers(workers, this), "memory": memory, "save_every": save_every, "screen": bars}
+            results.append(_stoppable(folder, run, this, folder, **options))
+    out.print(screens.comparison([result.summary for result in results]))
+    for result in results:
+        out.print(str(result.folder), highlight=False)
+
+
+@app.command("resume")
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
+    workers: Workers = None,
+    memory: Memory = MEMORY,
+    save_every: SaveEvery = SAVE_EVERY,
+) -> None:
+    """Go on with a run that was stopped, killed or crashed; the result is the same as without the stop."""
+    if read_summary(folder) is not None:
+        notes.print(f"the run in {folder} is over; nothing to do", highlight=False)
+    with screens.Bars(notes) as bars:
+        options = {
+            "workers": _workers(workers, read_plan(folder)),
+            "memory": memory,
+            "save_every": save_every,
+            "screen": bars,
+        }
+        result = _stoppable(folder, resume, folder, **options)
+    out.print(screens.comparison([result.summary]))
+
+
+@app.command("show")
+def show_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    as_json: AsJson = False,
+) -> None:
+    """What a run did: its result, every client's accuracy matrix, and what crossed the wire."""
+    from weft.ledger import Entry, by
+
+    summary = read_summary(folder)
+    if as_json:
+        if summary is None:
+            raise Problem(f"the run in {folder} is not over; weft resume {folder} goes on with it")
+        _print_json(summary)
+        return
+    if summary is None:
+        out.print(f"not over yet; weft resume {folder} goes on with it if nothing is running\n", highlight=False)
+    else:
+        out.print(screens.comparison([summary]))
+    for client, rows in accuracy_matrices(folder).items():
+        out.print(screens.matrix(client, rows))
+    out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "part")))
+
+
+@app.command("compare")
+def compare_command(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders.")],
+    as_json: AsJson = False,
+) -> None:
+    """Several runs in one table."""
+    summaries = []
+    for folder in folders:
+        summary = read_summary(folder)
+        if summary is None:
+            raise Problem(f"the run in {folder} is not over; weft resume {folder} goes on with it")
+        summaries.append(summary)
+    if as_json:
+        _print_json(summaries)
+    else:
+        out.print(screens.comparison(summaries))
+
+
+@app.command("list")
+def list_command(
+    kind: Annotated[Kind, typer.Argument(metavar="methods|scenarios|networks|plans", help="What to list.")],
+    as_json: AsJson = False,
+) -> None:
+    """What there is to choose from, with the options of each."""
+    entries = {"methods": _methods, "scenarios": _scenarios, "networks": _networks, "plans": _plans}[kind]()
+    if as_json:
+        _print_json(entries)
+        return
+    columns = [column for column in entries[0] if column not in ("options", "presets")]
+    out.print(screens.listing(entries, columns))
+    if "options" in entries[0]:
+        part = kind.value.removesuffix("s")
+        for entry in entries:
+            words = [f"{part}.{key}={json.dumps(value)}" for key, value in entry["options"].items()]
+            presets = [f"{entry['name']}@{preset}" for preset in entry.get("presets", [])]
+            out.print(f"\n[bold]{entry['name']}[/] " + " ".join(words), *presets, highlight=False)
+
+
+def _methods() -> list[dict[str, Any]]:
+    found = []
+    for name in methods.METHODS:
+        method = methods.class_of(name)
+        found.append(
+            {
+                "name": name,
+                "citation": method.citation,
+                "sends_up": method.sends[0],
+                "sends_down": method.sends[1],
+                "presets": list(method.presets),
+                "options": method.options_class().model_dump(mode="json"),
+            }
+        )
+    return found
+
+
+def _scenarios() -> list[dict[str, Any]]:
+    found = []
+    for name in scenarios.SCENARIOS:
+        options = scenarios.module_of(name).Options
+        found.append({"name": name, "about": _about(options), "options": options().model_dump(mode="json")})
+    return found
+
+
+def _networks() -> list[dict[str, Any]]:
+    return [
+        {"name": name, "about": _about(options), "options": options().model_dump(mode="json")}
+        for name, options in networks.NETWORKS.items()
+    ]
+
+
+def _plans() -> list[dict[str, Any]]:
+    found = []
+    for name, file in ready_plans().items():
+        plan = Plan.load(file)
+        first = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        found.append(
+            {
+                "name": name,
+                "command": first,
+                "scenario": plan.scenario,
+                "method": plan.method,
+                "clients": plan.clients,
+                "tasks": plan.tasks,
+            }
+        )
+    return found
+
+
+def _about(described: type) -> str:
+    return (described.__doc__ or "").strip().splitlines()[0]
+
+
+def _workers(wanted: int | None, plan: Plan) -> int:
+    return wanted if wanted is not None else max(1, min(os.cpu_count() or 1, plan.clients, MOST_WORKERS))
+
+
+def _stoppable(folder: Path, act: Any, *arguments: Any, **options: Any) -> Any:
+    try:
+        return act(*arguments, **options)
+    except KeyboardInterrupt:
+        notes.print(f"\nstopped; weft resume {folder} goes on with it", highlight=False)
+        raise typer.Exit(130) from None
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def main() -> None:
+    """The `weft` command."""
+    try:
+        code = app(standalone_mode=False)
+    except Problem as problem:
+        _fail(str(problem))
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        _fail(error.format_message())
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone: `weft list ... | head`
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(text: str) -> None:
+    sys.stderr.write(f"weft: {' '.join(text.split())}\n")
+    sys.exit(2)

@@ -1,0 +1,163 @@
+"""What a person sees in the terminal: progress while a run goes on, and tables of what came out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from weft.plan import Plan
+
+LONG = 20.0  # seconds: a run that is expected to take longer is announced
+
+
+class Bars:
+    """A progress bar for each run, on stderr: client, task, round, time left. Plain lines where it is no terminal."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._live = console.is_terminal
+        self._bars = Progress(
+            TextColumn("[bold]{task.fields[method]:>10}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.percentage:>3.0f} %  {task.fields[place]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            expand=True,
+        )
+        self._bar: TaskID | None = None
+        self._plan: Plan | None = None
+        self._began = 0.0
+
+    def __enter__(self) -> Bars:
+        if self._live:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._bars.stop()
+
+    def started(self, plan: Plan, done: int, total: int, estimate: float) -> None:
+        self._plan, self._began = plan, time.monotonic()
+        if estimate > LONG:
+            self._console.print(
+                f"{plan.method}: {plan.clients} clients x {plan.tasks} tasks x {plan.rounds_per_task} rounds, "
+                f"about {duration(estimate)}"
+            )
+        if self._live:
+            self._bar = self._bars.add_task("", total=total, completed=done, method=plan.method, place="")
+
+    def answered(self, client: int, step: int, round_index: int, numbers: Mapping[str, Any]) -> None:
+        plan = self._plan
+        assert plan is not None
+        if self._bar is not None and "images" in numbers:
+            place = f"client {client}  task {step} of {plan.tasks}  round {round_index} of {plan.rounds_per_task}"
+            self._bars.update(self._bar, advance=1, place=place)
+        elif not self._live and "accuracy" in numbers and client == plan.clients - 1:
+            passed = duration(time.monotonic() - self._began)
+            self._console.print(f"{plan.method}: task {step} of {plan.tasks} learned after {passed}")
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(8.2), duration(95), duration(7300)
+    ('8 s', '1 min 35 s', '2 h 2 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(count: float) -> str:
+    """
+    >>> size(999), size(60_258_400), size(1.22e9)
+    ('999 B', '60.3 MB', '1.22 GB')
+    """
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= step:
+            return f"{count / step:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def share_of_dense(traffic: Mapping[str, int]) -> float | None:
+    """The values sent, A included, as a share of what the same messages would hold with the whole body in them."""
+    return 4 * traffic["nonzeros"] / traffic["dense_bytes"] if traffic["dense_bytes"] else None
+
+
+def comparison(summaries: Sequence[Mapping[str, Any]]) -> Table:
+    """One row a run: how well it learned, what it sent, what it keeps."""
+    models = {"own": "the client's own after its last epoch", "global": "after the next theta_G"}
+    measured = " / ".join(models[which] for which in sorted({summary["measured_model"] for summary in summaries}))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+        caption=f"accuracy: of test images; model measured: {measured}\n"
+        "up, down: bytes; in brackets the values sent, A included, as a share of dense\n"
+        "model: all that answers for all tasks of all clients; paper's: nonzeros of B, A",
+        caption_justify="left",
+    )
+    seeds = {summary["seed"] for summary in summaries}
+    for heading in ("method", "accuracy", "forgets", "up", "down", "model", "paper's", "seconds"):
+        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
+    for summary in summaries:
+        table.add_row(
+            summary["method"] + (f" s{summary['seed']}" if len(seeds) > 1 else ""),
+            percent(summary["accuracy"]),
+            "-" if summary["forgetting"] is None else f"{summary['forgetting']:.3f}",
+            *(_sent(summary["traffic"][direction]) for direction in ("c2s", "s2c")),
+            size(summary["model_size_bytes"]),
+            size(summary["model_size_paper_bytes"]),
+            f"{summary['seconds']:.1f}",
+        )
+    return table
+
+
+def _sent(traffic: Mapping[str, int]) -> str:
+    share = share_of_dense(traffic)
+    return "-" if share is None else f"{size(traffic['bytes'])} ({share:.2f})"
+
+
+def percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:
+    """One client's accuracy matrix."""
+    table = Table(title=f"client {client}: accuracy of each task (column) after each task (row)", title_justify="left")
+    table.add_column("after")
+    for task in range(len(rows)):
+        table.add_column(str(task), justify="right")
+    for after, row in enumerate(rows):
+        table.add_row(str(after), *(percent(value) for value in row))
+    return table
+
+
+def traffic(sums: Mapping[tuple[str | int, ...], Any]) -> Table:
+    """Bytes and nonzeros by direction and part."""
+    table = Table(title="what crossed the wire", title_justify="left")
+    for heading in ("direction", "part", "bytes", "nonzeros"):
+        table.add_column(heading, justify="left" if heading in ("direction", "part") else "right")
+    for (direction, part), total in sums.items():
+        table.add_row(str(direction), str(part), f"{total.bytes:,}", f"{total.nonzeros:,}")
+    return table
+
+
+def listing(entries: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    table = Table()
+    for column in columns:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    for entry in entries:
+        table.add_row(*(str(entry[column]) for column in columns))
+    return table

@@ -1,0 +1,216 @@
+"""What several test files need: tiny plans, and a federation in memory that keeps every message that was sent."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from weft import client as client_module
+from weft.client import World
+from weft.engines.local import Reply, Request
+from weft.ledger import Ledger
+from weft.loop import Federation, Progress
+from weft.message import Message, decode
+from weft.methods.base import initial_body
+from weft.networks.flat import Batches, Layer, Layout
+from weft.plan import Plan
+from weft.scenarios import Scenario
+from weft.state import State
+from weft.tensors import Payload, flatten
+
+torch.set_num_threads(1)
+
+TINY: dict[str, Any] = {
+    "network": "mlp",
+    "network.hidden": 16,
+    "network.features": 16,
+    "scenario": "glyphs",
+    "scenario.train": 20,
+    "scenario.valid": 10,
+    "scenario.test": 20,
+    "scenario.classes_per_task": 2,
+    "clients": 3,
+    "tasks": 2,
+    "rounds_per_task": 2,
+    "batch_size": 10,
+    "learning_rate": 3e-3,
+    "device": "cpu",
+}
+
+
+def tiny(**changed: Any) -> Plan:
+    """A plan of some tenths of a second; `method__keep=1` stands for the key method.keep."""
+    return Plan.merge({**TINY, **{key.replace("__", "."): value for key, value in changed.items()}})
+
+
+def layout_of(*shapes: tuple[int, ...]) -> Layout:
+    """A layout of weight matrices alone: no biases, no head."""
+    layers, offset, row = [], 0, 0
+    for place, shape in enumerate(shapes):
+        layers.append(Layer(f"layer{place}", shape, offset, row))
+        offset, row = offset + layers[-1].rows * layers[-1].width, row + layers[-1].rows
+    return Layout(tuple(layers), offset, offset, offset)
+
+
+@functools.lru_cache(maxsize=512)
+def _drawn(scenario: str, options: str, clients: int, tasks: int, seed: int, client: int, step: int, part: Any) -> Batches:
+    from weft import scenarios
+
+    task = scenarios.build(scenario, json.loads(options), clients, tasks, seed).sequences[client][step]
+    return Batches(task.load(part), task.mean, task.deviation)
+
+
+class CachedWorld(World):
+    """A world whose images are drawn once for all tests: they are never changed."""
+
+    def _load(self, client: int, step: int, part: Any) -> Batches:
+        plan = self.plan
+        options = json.dumps(plan.scenario_options, sort_keys=True)
+        return _drawn(plan.scenario, options, plan.clients, plan.tasks, plan.seed, client, step, part)
+
+
+class Interrupted(Exception):
+    """The session ends here."""
+
+
+@dataclasses.dataclass
+class Run:
+    """A federation in memory. Its engine is itself: clients answer one after another, in an order that can be chosen."""
+
+    plan: Plan
+    backwards: bool = False  # do the clients answer in another order?
+    folder: Path | None = None  # where every state is saved, and read again, after every message
+    stop_after_round: bool = False  # ends with `Interrupted` at every mark where a checkpoint may be made
+    world: World = None  # type: ignore[assignment]
+    server: State = dataclasses.field(default_factory=State)
+    clients: dict[int, State] = dataclasses.field(default_factory=dict)
+    progress: Progress = dataclasses.field(default_factory=Progress)
+    requests: list[Message] = dataclasses.field(default_factory=list)
+    replies: list[Message] = dataclasses.field(default_factory=list)
+    reports: list[tuple[int, int, int, dict[str, Any]]] = dataclasses.field(default_factory=list)
+    matrices: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)
+    marks: int = 0
+
+    def __post_init__(self) -> None:
+        self.world = self.world or CachedWorld(self.plan)
+        network = self.world.lesson(0, 0).network
+        self.layout = network.layout
+        self.ledger = Ledger(self.layout.body)
+        self.method.open_server(self.server, initial_body(network, self.plan.seed), self.layout)
+
+    @property
+    def method(self) -> Any:
+        return self.world.method
+
+    @property
+    def scenario(self) -> Scenario:
+        return self.world.scenario
+
+    def go(self) -> Run:
+        Federation(
+            self.plan, self.scenario, self.method, self, self.server, self.ledger, self.progress, self
+        ).run()
+        return self
+
+    def go_with_interruptions(self) -> Run:
+        """Every checkpoint is the end of a session: all that is left for the next one is what was saved."""
+        self.stop_after_round = True
+        while True:
+            try:
+                return self.go()
+            except Interrupted:
+                self.server = self._again(self.server, f"server@{self.marks}")
+                self.progress = Progress(**json.loads(json.dumps(dataclasses.asdict(self.progress))))
+
+    # ---- the engine
+
+    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        for client, wire in reversed(list(requests)) if self.backwards else requests:
+            state = self.clients.setdefault(client, State())
+            self.requests.append(decode(wire))
+            reply = client_module.answer(self.world, client, state, wire)
+            self.replies.append(decode(reply))
+            if self.folder is not None:
+                self.clients[client] = self._again(state, f"client-{client}@{len(self.replies)}")
+            yield Reply(client, reply, 0.0)
+
+    def _again(self, state: State, prefix: str) -> State:
+        if self.folder is None:
+            return state
+        return State.load(self.folder, json.loads(json.dumps(state.save(self.folder, prefix))))
+
+    # ---- the listener
+
+    def weighed(self, entries: Any) -> None:
+        pass
+
+    def answered(self, client: int, step: int, round_index: int, seconds: float, numbers: dict[str, Any]) -> None:
+        self.reports.append((client, step, round_index, numbers))
+
+    def tested(self, client: int, step: int, accuracies: list[float]) -> None:
+        matrix = self.matrices.setdefault(client, [])
+        assert len(matrix) == step
+        matrix.append(accuracies)
+
+    def round_done(self, progress: Progress) -> None:
+        self.marks += 1
+        if self.stop_after_round:
+            raise Interrupted
+
+    # ---- what came out
+
+    def parts(self, direction: str) -> dict[tuple[int, int, int, str], Payload]:
+        """All tensors that were sent in a direction, by (client, step, round, name)."""
+        found = {}
+        for message in self.requests if direction == "s2c" else self.replies:
+            client = int((message.receiver if direction == "s2c" else message.sender).removeprefix("client-"))
+            for name, payload in message.tensors.items():
+                found[client, message.step, message.round, name] = payload
+        return found
+
+    def names(self, direction: str) -> set[str]:
+        """The kinds of tensors that were sent in a direction; foreign/1.0 is of the kind foreign."""
+        return {name.partition("/")[0] for *_, name in self.parts(direction)}
+
+    def bits(self) -> dict[str, Any]:
+        """All that a run leaves behind, for comparing: server, clients, accuracies, progress and traffic."""
+        found: dict[str, Any] = {"accuracy": self.matrices, "progress": dataclasses.asdict(self.progress)}
+        found["traffic"] = sorted(map(str, self.ledger.entries))
+        for owner, state in {"server": self.server, **self.clients}.items():
+            found |= {f"{owner} {key}": value for key, value in state_bits(state).items()}
+        return found
+
+
+def state_bits(state: State) -> dict[str, Any]:
+    found: dict[str, Any] = {"numbers": json.dumps(state.numbers, sort_keys=True), "reply": state.reply}
+    for place, payloads in (("tensors", state.tensors), ("archive", state.archive)):
+        for name, payload in payloads.items():
+            pieces, found[f"{place} {name}"] = flatten(name, payload)
+            for piece, value in pieces.items():
+                found[f"{place} {piece} bits"] = value.numpy().tobytes()
+    return found
+
+
+def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
+    """The keys under which two dicts differ: a short message where whole tensors would fill the screen."""
+    return sorted(str(key) for key in {*first, *second} if key not in first or key not in second or first[key] != second[key])
+
+
+@functools.lru_cache(maxsize=64)
+def _run(words: str) -> Run:
+    return Run(tiny(**json.loads(words))).go()
+
+
+def run(**changed: Any) -> Run:
+    """A finished run of a tiny plan; the same plan is run once for all tests, so look and do not touch."""
+    return _run(json.dumps(changed, sort_keys=True))
+
+
+def vector(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
