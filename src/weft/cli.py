@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +19,7 @@ import typer
 from rich.console import Console
 
 from weft import methods, networks, scenarios, screens
+from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
 from weft.record import accuracy_matrices, read_plan, read_rows, read_summary
@@ -60,9 +63,9 @@ def demo_command(
     words = [] if seed is None else [f"seed={seed}"]
     plans = [Plan.load("demo", [f"method={name}", *words]) for name in DEMO_METHODS]
     folders = [fresh_folder(plan) for plan in plans]
-    with screens.Bars(notes) as bars:
+    with screens.Bars(notes) as bars, _crew(workers, plans[0]) as crew:
         results = [
-            run(plan, folder, workers=_workers(workers, plan), screen=bars)
+            _stoppable(folder, run, plan, folder, workers=crew, screen=bars)
             for plan, folder in zip(plans, folders, strict=True)
         ]
     out.print(screens.comparison([result.summary for result in results]))
@@ -87,13 +90,13 @@ def run_command(
     """
     first = Plan.load(plan, words or [])
     results = []
-    for place in range(seeds):
-        this = first if seeds == 1 else Plan.load(plan, words or [], seed=first.seed + place)
-        folder = out_folder or fresh_folder(this)
-        if seeds > 1 and out_folder:
-            folder = out_folder / f"s{this.seed}"
-        with screens.Bars(notes) as bars:
-            options = {"workers": _workers(workers, this), "memory": memory, "save_every": save_every, "screen": bars}
+    with screens.Bars(notes) as bars, _crew(workers, first) as crew:
+        for place in range(seeds):
+            this = first if seeds == 1 else Plan.load(plan, words or [], seed=first.seed + place)
+            folder = out_folder or fresh_folder(this)
+            if seeds > 1 and out_folder:
+                folder = out_folder / f"s{this.seed}"
+            options = {"workers": crew, "memory": memory, "save_every": save_every, "screen": bars}
             results.append(_stoppable(folder, run, this, folder, **options))
     out.print(screens.comparison([result.summary for result in results]))
     for result in results:
@@ -110,13 +113,8 @@ def resume_command(
     """Go on with a run that was stopped, killed or crashed; the result is the same as without the stop."""
     if read_summary(folder) is not None:
         notes.print(f"the run in {folder} is over; nothing to do", highlight=False)
-    with screens.Bars(notes) as bars:
-        options = {
-            "workers": _workers(workers, read_plan(folder)),
-            "memory": memory,
-            "save_every": save_every,
-            "screen": bars,
-        }
+    with screens.Bars(notes) as bars, _crew(workers, read_plan(folder)) as crew:
+        options = {"workers": crew, "memory": memory, "save_every": save_every, "screen": bars}
         result = _stoppable(folder, resume, folder, **options)
     out.print(screens.comparison([result.summary]))
 
@@ -236,8 +234,18 @@ def _about(described: type) -> str:
     return (described.__doc__ or "").strip().splitlines()[0]
 
 
-def _workers(wanted: int | None, plan: Plan) -> int:
-    return wanted if wanted is not None else max(1, min(os.cpu_count() or 1, plan.clients, MOST_WORKERS))
+@contextmanager
+def _crew(wanted: int | None, plan: Plan) -> Iterator[int | Crew]:
+    """The workers of a command, which serve all its runs; one worker is this process itself."""
+    count = wanted if wanted is not None else max(1, min(os.cpu_count() or 1, plan.clients, MOST_WORKERS))
+    if count <= 1:
+        yield count
+        return
+    crew = Crew(count)
+    try:
+        yield crew
+    finally:
+        crew.close()
 
 
 def _stoppable(folder: Path, act: Any, *arguments: Any, **options: Any) -> Any:

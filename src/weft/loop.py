@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from weft.engines.local import Engine, Request
+from weft.engines import Engine, Request
 from weft.errors import Problem
 from weft.ledger import Entry, Ledger
 from weft.message import Message, decode, encode

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from weft import metrics
+from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
 from weft.record import Record, accuracy_matrices
@@ -24,15 +25,16 @@ def run(
     plan: Plan,
     out: str | Path | None = None,
     *,
-    workers: int = 1,
+    workers: int | Crew = 1,
     memory: int = MEMORY,
     save_every: float = SAVE_EVERY,
     screen: Screen | None = None,
 ) -> Result:
     """Run a plan in a new folder (`out`, or a fresh one under runs/) and give its result.
 
-    `workers` processes share the clients; `memory` megabytes hold their states, and what is beyond goes to disk; a kill
-    costs about `save_every` seconds of work. None of the three changes a bit of the result.
+    `workers` processes share the clients (or those of a crew that is there already); `memory` megabytes hold their
+    states, and what is beyond goes to disk; a kill costs about `save_every` seconds of work. None of the three changes
+    a bit of the result.
     """
     _check_resources(workers, memory)
     record = Record.create(fresh_folder(plan) if out is None else Path(out), plan)
@@ -42,7 +44,7 @@ def run(
 def resume(
     folder: str | Path,
     *,
-    workers: int = 1,
+    workers: int | Crew = 1,
     memory: int = MEMORY,
     save_every: float = SAVE_EVERY,
     screen: Screen | None = None,
@@ -67,18 +69,19 @@ def fresh_folder(plan: Plan) -> Path:
     return candidate
 
 
-def _check_resources(workers: int, memory: int) -> None:
-    if workers < 1:
+def _check_resources(workers: int | Crew, memory: int) -> None:
+    if isinstance(workers, int) and workers < 1:
         raise Problem(f"workers is {workers}; choose 1 or more (this machine has {os.cpu_count()} cores)")
     if memory < 1:
         raise Problem(f"memory is {memory} megabytes; choose 1 or more")
 
 
-def _work(record: Record, workers: int, memory: int, save_every: float, screen: Screen | None) -> Result:
-    from weft.session import Session  # loads torch; by now the folder is on disk
-
+def _work(record: Record, workers: int | Crew, memory: int, save_every: float, screen: Screen | None) -> Result:
+    crew = workers if isinstance(workers, Crew) else Crew(workers) if workers > 1 else None
     try:
-        session = Session(record, workers, memory, save_every, screen)
+        from weft.session import Session  # loads torch; by now the folder is on disk and the workers are on their way
+
+        session = Session(record, crew, memory, save_every, screen)
         try:
             session.federation.run()
             session.save()
@@ -87,6 +90,8 @@ def _work(record: Record, workers: int, memory: int, save_every: float, screen: 
         record.write_summary(summarise(record, session))
         record.journal("finished")
     finally:
+        if crew is not None and crew is not workers:
+            crew.close()
         record.close()
     return Result(record.folder)
 

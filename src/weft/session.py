@@ -13,7 +13,9 @@ from typing import Any, Protocol
 import torch
 
 from weft.client import World
-from weft.engines.local import Engine, Saved, open_engine
+from weft.engines import Engine, Saved
+from weft.engines.crew import Crew
+from weft.engines.local import Pool, Serial
 from weft.ledger import Entry, Ledger
 from weft.loop import Federation, Progress
 from weft.methods.base import initial_body
@@ -34,7 +36,7 @@ class Screen(Protocol):
 class Session:
     """Listens to the loop, keeps the record, and knows how to save."""
 
-    def __init__(self, record: Record, workers: int, memory: int, save_every: float, screen: Screen | None):
+    def __init__(self, record: Record, crew: Crew | None, memory: int, save_every: float, screen: Screen | None):
         self.record, self.screen = record, screen
         self._save_every = save_every
         plan = record.plan
@@ -57,13 +59,19 @@ class Session:
         self._saved_at, self._save_cost = self._began, 0.0
         self._rows: list[list[str]] = []
         self._accuracies: list[tuple[int, int, int, float]] = []
-        self._engine: Engine = open_engine(plan, record.checkpoints, saved, workers, memory)
+        self._engine: Engine = (
+            Serial(plan, record.checkpoints, saved, memory)
+            if crew is None
+            else Pool(plan, record.checkpoints, saved, memory, crew)
+        )
         self.federation = Federation(
             plan, world.scenario, world.method, self._engine, server, ledger, self.progress, listener=self
         )
         if screen is not None:
             done, total = _work_units(self.federation)
-            screen.started(plan, done, total, estimate(world, workers) * (total - done) / total)
+            screen.started(
+                plan, done, total, estimate(world, 1 if crew is None else len(crew)) * (total - done) / total
+            )
 
     # ---- what the loop tells
 

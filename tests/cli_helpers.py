@@ -1,0 +1,332 @@
+"""What the tests of plans, run folders and the command line share: tiny plans, and `weft` processes that start at once.
+
+A fresh `weft run` spends seconds on importing torch. `Weft` keeps one process that has imported everything and computed
+nothing; each command is a fork of it with its own session, argv and files, and can be stopped, killed and waited for
+like any other process. What matters about starting (the folder before torch) is tested with real starts.
+
+Used as a plugin (`pytest_plugins = ["cli_helpers"]`), so that its session fixtures are made once for all files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import weft
+from weft.plan import Plan
+
+COMMAND = Path(sys.executable).parent / "weft"
+TIMES = ("seconds", "images_per_second")  # the only fields of a summary that may differ
+TINY: dict[str, Any] = {
+    "scenario": "glyphs",
+    "scenario.train": 20,
+    "scenario.valid": 10,
+    "scenario.test": 10,
+    "scenario.classes_per_task": 2,
+    "clients": 3,
+    "tasks": 2,
+    "network": "mlp",
+    "network.hidden": 16,
+    "network.features": 16,
+    "rounds_per_task": 2,
+    "batch_size": 10,
+}
+ANSWERS = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]  # of all clients in all rounds of the tiny plan
+
+SERVER = """
+import json, os, signal, sys, time, traceback
+import weft.cli, weft.session
+import torch
+with_gradient = torch.zeros(1, requires_grad=True)
+with_gradient.grad = torch.zeros(1)
+torch.optim.Adam([with_gradient]).step()  # an optimiser imports a good deal more of torch when it is first used
+
+
+def act(order):
+    os.setsid()
+    os.chdir(order["cwd"])
+    for place, name in ((1, "out"), (2, "err")):
+        file = os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, place)
+        os.close(file)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.environ.update(order["env"])
+    sys.argv = ["weft", *order["argv"]]
+    if order["largest_file"]:
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], resource.RLIM_INFINITY))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    code = 1
+    try:
+        weft.cli.main()
+    except SystemExit as end:
+        code = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def wait(pid, seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found, status = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    return None
+
+
+print(json.dumps("ready"), flush=True)
+for line in sys.stdin:
+    order = json.loads(line)
+    if "wait" in order:
+        print(json.dumps(wait(order["wait"], order["seconds"])), flush=True)
+        continue
+    pid = os.fork()
+    if pid == 0:
+        act(order)
+    print(json.dumps(pid), flush=True)
+"""
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+class Running:
+    """A `weft` process that was started."""
+
+    def __init__(self, pid: int, out: Path, err: Path, wait: Callable[[float], int | None]):
+        self.pid, self._out, self._err, self._wait = pid, out, err, wait
+        self._code: int | None = None
+
+    def wait(self, seconds: float = 120) -> Outcome:
+        if self._code is None:
+            self._code = self._wait(seconds)
+        if self._code is None:
+            self.kill()
+            pytest.fail(f"weft did not end within {seconds} s; it said: {self._err.read_text()}")
+        return Outcome(self._code, self._out.read_text(), self._err.read_text())
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> int:
+        """kill -9, and wait until it is gone; gives the exit code, which is that of an earlier end if there was one."""
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._code = self._wait(30)
+        assert self._code is not None
+        return self._code
+
+    def kept_open(self) -> bool:
+        """Is the process still there?"""
+        return alive(self.pid)
+
+
+class Weft:
+    """The `weft` command: `weft("list", "methods")` is one command to its end, `weft.start(...)` one that runs on."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._numbers = folder, itertools.count()
+        environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            start_new_session=True,
+        )
+        self._ready = False
+
+    def _ask(self, order: dict[str, Any]) -> Any:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        if not self._ready:
+            assert json.loads(self._server.stdout.readline()) == "ready"
+            self._ready = True
+        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+    def start(self, *words: str | Path, cwd: Path | None = None, largest_file: int = 0, **env: str) -> Running:
+        number = next(self._numbers)
+        out, err = self._folder / f"{number}.out", self._folder / f"{number}.err"
+        order = {
+            "argv": [str(word) for word in words],
+            "cwd": str(cwd or self._folder),
+            "out": str(out),
+            "err": str(err),
+            "env": env,
+            "largest_file": largest_file,
+        }
+        pid = self._ask(order)
+        return Running(pid, out, err, lambda seconds: self._ask({"wait": pid, "seconds": seconds}))
+
+    def __call__(self, *words: str | Path, **options: Any) -> Outcome:
+        return self.start(*words, **options).wait()
+
+    def close(self) -> None:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait(30)
+        self._server.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Weft]:
+    server = Weft(tmp_path_factory.mktemp("weft"))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny plan as a file."""
+    file = tmp_path_factory.mktemp("plans") / "tiny.toml"
+    file.write_text(tiny().toml())
+    return file
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of the tiny plan, in one process and without a stop: to be read, never changed."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    weft.run(tiny(), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished_fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "fedavg"
+    weft.run(tiny(method="fedavg"), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def finished_stl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "stl"
+    weft.run(tiny(method="stl", seed=3), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped in its second task, with a checkpoint after each round: to be copied, never changed."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    stop_after(folder, ANSWERS - 2)
+    return folder
+
+
+def tiny(**keys: Any) -> Plan:
+    return Plan(**{"name": "tiny", **TINY, **keys})
+
+
+class Stop(Exception):  # noqa: N818 - no error
+    """The test pulls the plug."""
+
+
+class Stopper:
+    """A screen that raises after so many answers."""
+
+    def __init__(self, after: int):
+        self._left = after
+
+    def started(self, *_: Any) -> None: ...
+
+    def answered(self, *_: Any) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise Stop
+
+
+def stop_after(folder: Path, answers: int, **options: Any) -> None:
+    """Run the tiny plan until so many answers have come."""
+    with pytest.raises(Stop):
+        weft.run(tiny(), folder, screen=Stopper(answers), **{"save_every": 0.0, **options})
+
+
+def copy(folder: Path, to: Path) -> Path:
+    return Path(shutil.copytree(folder, to))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file by its path, but for the empty lock."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "summary.json").read_text()))
+
+
+def assert_same_result(folder: Path, expected: Path) -> None:
+    """Equal in every bit but the times."""
+    one, other = (
+        {key: value for key, value in summary_of(place).items() if key not in TIMES} for place in (folder, expected)
+    )
+    assert one == other
+    for table in ("accuracy.csv", "ledger.csv"):
+        assert (folder / table).read_bytes() == (expected / table).read_bytes(), table
+
+
+def assert_one_line(outcome: Outcome, *words: str) -> None:
+    """An error as a person should meet it: one line on stderr that says these words, code 2, nothing on stdout."""
+    assert outcome.code == 2, outcome
+    assert outcome.out == ""
+    assert outcome.err.startswith("weft: "), outcome.err
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert outcome.err.endswith("\n")
+    for word in words:
+        assert word in outcome.err
+
+
+def until(happened: Callable[[], Any], seconds: float = 60, pause: float = 0.002) -> Any:
+    """Wait until something is true, and give it."""
+    end = time.monotonic() + seconds
+    while not (found := happened()):
+        if time.monotonic() > end:
+            pytest.fail(f"nothing happened within {seconds} s")
+        time.sleep(pause)
+    return found
+
+
+def journal_lines(folder: Path) -> int:
+    path = folder / "journal.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def alive(pid: int) -> bool:
+    """Is there such a process, and not merely its remains?"""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that are still there."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if int(parent) == pid and state != "Z":
+            found.append(int(stat.parent.name))
+    return sorted(found)

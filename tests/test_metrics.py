@@ -1,0 +1,144 @@
+"""The measures: values by hand, and what must hold for every accuracy matrix."""
+
+from statistics import fmean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.metrics import average_accuracy, backward_transfer, forgetting, over_clients
+
+accuracies = st.floats(0, 1)
+MEASURES = (average_accuracy, forgetting, backward_transfer)
+NEAR = 1e-9
+quick = settings(max_examples=60, deadline=None)
+
+
+@st.composite
+def matrices(draw, least=1, most=6):
+    tasks = draw(st.integers(least, most))
+    return [[draw(accuracies) for _ in range(after + 1)] for after in range(tasks)]
+
+
+# ---- by hand
+
+THREE = [[0.9], [0.95, 0.8], [0.6, 0.7, 0.5]]
+
+
+def test_three_tasks_by_hand():
+    assert average_accuracy(THREE) == pytest.approx(0.6)  # (0.6 + 0.7 + 0.5) / 3
+    # task 0 was best after task 1, 0.95 - 0.6; task 1 0.8 - 0.7; task 2 cannot be forgotten yet
+    assert forgetting(THREE) == pytest.approx(0.225)
+    assert backward_transfer(THREE) == pytest.approx(-0.2)  # (0.6 - 0.9 + 0.7 - 0.8) / 2
+
+
+def test_the_last_row_is_not_among_those_that_are_compared():
+    """A task that got better at the very end has negative forgetting: max is over t < T."""
+    assert forgetting([[0.25], [0.75, 0.5]]) == -0.5
+    assert backward_transfer([[0.25], [0.75, 0.5]]) == 0.5
+
+
+def test_clients_are_averaged_not_tasks():
+    long, short = [[1.0], [1.0, 1.0], [1.0, 1.0, 1.0]], [[0.0]]
+    assert over_clients(average_accuracy, [long, short]) == 0.5  # over all tasks it would be 0.75
+    assert over_clients(forgetting, [[[0.8], [0.4, 0.5]], [[0.8], [0.6, 0.5]]]) == pytest.approx(0.3)
+
+
+# ---- where a measure is not defined
+
+
+def test_undefined_is_none():
+    assert [measure([]) for measure in MEASURES] == [None] * 3
+    assert [measure([[0.5]]) for measure in MEASURES] == [0.5, None, None]
+    assert [over_clients(measure, []) for measure in MEASURES] == [None] * 3
+    assert over_clients(forgetting, [[[0.5]], []]) is None
+
+
+def test_clients_without_a_value_do_not_count():
+    one_task, two_tasks = [[0.9]], [[0.9], [0.5, 0.8]]
+    assert over_clients(forgetting, [one_task, two_tasks]) == pytest.approx(0.4)
+    assert over_clients(average_accuracy, [[], one_task]) == 0.9
+
+
+def test_zero_is_a_value():
+    assert over_clients(forgetting, [[[0.5], [0.5, 0.5]], [[0.5], [0.1, 0.5]]]) == pytest.approx(0.2)
+    assert over_clients(average_accuracy, [[[0.0]], [[0.0]]]) == 0
+
+
+# ---- for every matrix
+
+
+@quick
+@given(matrices())
+def test_ranges(matrix):
+    assert min(matrix[-1]) - NEAR <= average_accuracy(matrix) <= max(matrix[-1]) + NEAR
+    if len(matrix) > 1:
+        assert -1 - NEAR <= forgetting(matrix) <= 1 + NEAR
+        assert -1 - NEAR <= backward_transfer(matrix) <= 1 + NEAR
+
+
+@quick
+@given(matrices(least=2))
+def test_forgetting_is_no_more_than_there_was_to_forget(matrix):
+    best = [max(matrix[t][i] for t in range(i, len(matrix) - 1)) for i in range(len(matrix) - 1)]
+    assert forgetting(matrix) <= fmean(best) + NEAR
+    assert forgetting(matrix) >= -max(matrix[-1]) - NEAR
+
+
+@quick
+@given(matrices(least=2))
+def test_forgetting_is_at_least_what_backward_transfer_lost(matrix):
+    """The best a task ever was is no less than what it was when it was learned."""
+    assert forgetting(matrix) >= -backward_transfer(matrix) - NEAR
+
+
+@quick
+@given(matrices(least=2, most=2))
+def test_with_two_tasks_the_two_measures_are_one(matrix):
+    assert forgetting(matrix) == pytest.approx(-backward_transfer(matrix), abs=NEAR)
+
+
+@quick
+@given(matrices(least=2))
+def test_they_are_one_as_long_as_no_task_gets_better_later(matrix):
+    falling = [[min(matrix[t][i] for t in range(i, after + 1)) for i in range(after + 1)] for after in range(len(matrix))]
+    assert forgetting(falling) == pytest.approx(-backward_transfer(falling), abs=NEAR)
+    assert forgetting(falling) >= -NEAR
+
+
+@quick
+@given(accuracies, st.integers(2, 6))
+def test_where_nothing_changes_nothing_is_forgotten(value, tasks):
+    matrix = [[value] * (after + 1) for after in range(tasks)]
+    assert forgetting(matrix) == 0
+    assert backward_transfer(matrix) == 0
+    assert average_accuracy(matrix) == pytest.approx(value)
+
+
+@quick
+@given(matrices(least=2), accuracies)
+def test_the_newest_task_counts_in_accuracy_alone(matrix, value):
+    changed = [*matrix[:-1], [*matrix[-1][:-1], value]]
+    assert forgetting(changed) == forgetting(matrix)
+    assert backward_transfer(changed) == backward_transfer(matrix)
+    wanted = average_accuracy(matrix) + (value - matrix[-1][-1]) / len(matrix)
+    assert average_accuracy(changed) == pytest.approx(wanted)
+
+
+@quick
+@given(st.lists(matrices(), min_size=1, max_size=4), st.sampled_from(MEASURES))
+def test_over_clients_is_the_mean_of_those_that_have_a_value(found, measure):
+    values = [value for value in map(measure, found) if value is not None]
+    assert over_clients(measure, found) == (pytest.approx(fmean(values)) if values else None)
+    assert over_clients(measure, iter(found)) == over_clients(measure, found)
+    if values:
+        assert over_clients(measure, [*found, *found]) == pytest.approx(fmean(values))
+
+
+@quick
+@given(matrices())
+def test_a_matrix_stays_as_it_is(matrix):
+    copy = [list(row) for row in matrix]
+    for measure in MEASURES:
+        measure(matrix)
+    assert matrix == copy

@@ -1,0 +1,386 @@
+"""The networks: the paper's LeNet to the digit and against a plain one, and any network as one vector."""
+
+import math
+
+import helpers
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from weft import networks
+from weft.networks.flat import TRUNCATED_DEVIATION, Batches, Network, variance_scaling
+from weft.networks.lenet import LeNet, LocalResponseNorm, channel_band
+from weft.networks.mlp import Mlp
+from weft.randomness import generator
+from weft.scenarios import Split
+
+
+class PlainLeNet(nn.Module):
+    """The paper's table of layers, written with nothing but torch's own modules."""
+
+    def __init__(self, pool=3):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 20, 5, padding=2), nn.Conv2d(20, 50, 5, padding=2)
+        self.fc1, self.fc2 = nn.Linear(3200, 800), nn.Linear(800, 500)
+        self.norm = nn.LocalResponseNorm(9, alpha=1e-3, beta=0.75, k=1)
+        self.pool = pool
+
+    def forward(self, images):
+        x = functional.max_pool2d(self.norm(functional.relu(self.conv1(images))), self.pool, 2, ceil_mode=True)
+        x = functional.max_pool2d(self.norm(functional.relu(self.conv2(x))), self.pool, 2, ceil_mode=True)
+        x = functional.relu(self.fc1(x.flatten(1)))
+        return functional.relu(self.fc2(x))
+
+
+@pytest.fixture(scope="module")
+def lenet():
+    """Shared and scratch: whoever reads its vector writes it first."""
+    network = networks.build("lenet", {}, classes=5)
+    fill(network, 0)
+    return network
+
+
+def fill(network, seed):
+    network.vector[: network.layout.body] = network.initial_body(generator(seed, "initial"))
+    network.vector[network.layout.body :] = network.initial_head(generator(seed, "head"))
+
+
+def pictures(seed, count=4, strength=1.0):
+    return strength * torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- LeNet
+
+
+def test_lenet_counts(lenet):
+    layout = lenet.layout
+    biases, head = layout.body - layout.weights, layout.size - layout.body
+    assert (layout.weights, biases, head) == (2_986_500, 1_370, 2_505)
+    assert layout.body + 10 * head == 3_012_920  # 60.3 MB for five clients in float32, the paper's 61
+    assert layout.rows == 1_370
+
+
+def test_lenet_layout(lenet):
+    found = [(layer.name, layer.shape, layer.offset, layer.first_row) for layer in lenet.layout.layers]
+    assert found == [
+        ("conv1.weight", (20, 3, 5, 5), 0, 0),
+        ("conv2.weight", (50, 20, 5, 5), 1_500, 20),
+        ("fc1.weight", (800, 3200), 26_500, 70),
+        ("fc2.weight", (500, 800), 2_586_500, 870),
+    ]
+    assert lenet.layout.segments == ((20, 75), (50, 500), (800, 3200), (500, 800))
+
+
+@pytest.mark.parametrize("pool", [3, 2])
+def test_lenet_stages(pool):
+    """The shapes of the paper's table, and convolution, ReLU, norm, pool in this order."""
+    seen = []
+    network = LeNet(pool)
+    for name in ("conv1", "conv2", "fc1", "fc2"):
+        module = getattr(network, name)
+        module.register_forward_hook(lambda _, given, out, name=name: seen.append((name, given[0].shape[1:], out.shape[1:])))
+    assert network(pictures(0, 2)).shape == (2, 500)
+    assert seen == [
+        ("conv1", (3, 32, 32), (20, 32, 32)),
+        ("conv2", (20, 16, 16), (50, 16, 16)),
+        ("fc1", (3200,), (800,)),
+        ("fc2", (800,), (500,)),
+    ]
+
+
+def test_the_order_within_a_block(lenet, monkeypatch):
+    order = []
+
+    def noting(name, function):
+        return lambda *given, **more: (order.append(name), function(*given, **more))[1]
+
+    body = lenet.body
+    monkeypatch.setattr(body.conv1, "forward", noting("conv", body.conv1.forward))
+    monkeypatch.setattr(functional, "relu", noting("relu", functional.relu))
+    monkeypatch.setattr(LocalResponseNorm, "apply", noting("norm", LocalResponseNorm.apply))
+    monkeypatch.setattr(functional, "max_pool2d", noting("pool", functional.max_pool2d))
+    body(pictures(0, 1))
+    assert order[:4] == ["conv", "relu", "norm", "pool"]
+    assert order.count("norm") == order.count("pool") == 2
+
+
+@pytest.mark.parametrize("pool", [3, 2])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_lenet_equals_a_plain_one(pool, channels_last):
+    network = networks.build("lenet", {"pool": pool}, classes=5)
+    fill(network, 1)
+    plain = PlainLeNet(pool)
+    plain.load_state_dict(network.body.state_dict())
+    head = nn.Linear(500, 5)
+    with torch.no_grad():
+        head.weight.copy_(network.vector[network.layout.body : -5].view(5, 500))
+        head.bias.copy_(network.vector[-5:])
+    images, labels = pictures(2, strength=3.0), torch.tensor([0, 4, 2, 2])
+    given = images.contiguous(memory_format=torch.channels_last) if channels_last else images
+
+    loss = functional.cross_entropy(head(plain(images)), labels)
+    loss.backward()
+    found = network.compute_gradient(given, labels)
+    torch.testing.assert_close(network.logits(given), head(plain(images)), rtol=1e-4, atol=1e-5)
+    assert found == pytest.approx(loss.item(), rel=1e-5)
+    parts = [plain.conv1.weight, plain.conv2.weight, plain.fc1.weight, plain.fc2.weight]
+    parts += [plain.conv1.bias, plain.conv2.bias, plain.fc1.bias, plain.fc2.bias, head.weight, head.bias]
+    wanted = torch.cat([part.grad.reshape(-1) for part in parts])  # laid out as the vector
+    torch.testing.assert_close(network.gradient, wanted, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 5, 9, 20])
+@pytest.mark.parametrize("strength", [0.0, 1.0, 100.0])
+def test_local_response_norm_equals_torchs(channels, strength):
+    x = strength * torch.randn(2, channels, 3, 4, generator=torch.Generator().manual_seed(channels))
+    first, second = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found = LocalResponseNorm.apply(first, channel_band(channels))
+    wanted = nn.LocalResponseNorm(9, alpha=1e-3, beta=0.75, k=1)(second)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    (found * weight).sum().backward()
+    (wanted * weight).sum().backward()
+    torch.testing.assert_close(first.grad, second.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_local_response_norm_gradcheck():
+    # values this large make the norm matter: d reaches 3, not 1.001
+    x = 40 * torch.randn(2, 12, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    band = channel_band(12).double()
+    assert torch.autograd.gradcheck(lambda x: LocalResponseNorm.apply(x, band), x.requires_grad_())
+
+
+def test_local_response_norm_by_hand():
+    # one channel of 100: d = 1 + 1e-3 / 9 * 100^2 = 2.1111..., 100 * d^-0.75
+    found = LocalResponseNorm.apply(torch.full((1, 1, 1, 1), 100.0), channel_band(1))
+    assert found.item() == pytest.approx(57.0974, abs=1e-3)
+
+
+def test_the_window_is_nine_channels_wide():
+    band = channel_band(20)
+    assert torch.equal(band, band.T)
+    assert band[10].nonzero().flatten().tolist() == list(range(6, 15))
+    assert band[0].nonzero().flatten().tolist() == list(range(5))
+    assert band[10, 10].item() == pytest.approx(1e-3 / 9)
+
+
+# ---- any network as one vector
+
+
+class WithBatchNorm(nn.Module):
+    """Somebody's own module: a norm in the middle, a layer without a bias, a parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, bias=False)
+        self.norm = nn.BatchNorm2d(4)
+        self.fc = nn.Linear(4, 6)
+        self.scale = nn.Parameter(torch.full((2,), 0.75))
+
+    def forward(self, images):
+        return self.fc(functional.relu(self.norm(self.conv(images))).mean((2, 3))) * self.scale.sum()
+
+
+KINDS = {
+    "lenet": lambda: (networks.build("lenet", {}, classes=5), 500),
+    "mlp": lambda: (Network(Mlp(3072, 8, 6), 6, 3), 6),
+    "own": lambda: (Network(WithBatchNorm(), 6, 3), 6),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layout_covers_the_vector_without_gap_or_overlap(kind):
+    network, features = KINDS[kind]()
+    layout, place, row = network.layout, 0, 0
+    for layer in layout.layers:
+        assert (layer.span.start, layer.row_span.start) == (place, row)
+        assert layer.rows * layer.width == math.prod(layer.shape)
+        place, row = layer.span.stop, layer.row_span.stop
+    assert (place, row) == (layout.weights, layout.rows)
+    assert layout.body == sum(parameter.numel() for parameter in network.body.parameters())
+    assert layout.size == layout.body + network.classes * (features + 1) == len(network.vector) == len(network.gradient)
+
+
+def test_mlp_layout():
+    layout = networks.build("mlp", {"inputs": 3072, "hidden": 16, "features": 8}, classes=2).layout
+    assert [(layer.name, layer.shape, layer.offset, layer.first_row) for layer in layout.layers] == [
+        ("fc1.weight", (16, 3072), 0, 0),
+        ("fc2.weight", (8, 16), 49_152, 16),
+    ]
+    assert (layout.weights, layout.body, layout.size) == (49_280, 49_304, 49_322)
+
+
+def test_layout_of_somebodys_own_module():
+    layout = Network(WithBatchNorm(), 6, 3).layout
+    assert [(layer.name, layer.rows, layer.width) for layer in layout.layers] == [("conv.weight", 4, 27), ("fc.weight", 6, 4)]
+    assert (layout.weights, layout.body, layout.size) == (132, 132 + 8 + 6 + 2, 148 + 21)
+
+
+def test_by_layer_gives_views():
+    layout = Network(WithBatchNorm(), 6, 3).layout
+    vector = torch.zeros(layout.weights)
+    for layer, rows in layout.by_layer(vector):
+        assert rows.shape == (layer.rows, layer.width)
+        rows.fill_(1.0)
+    assert (vector == 1).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_are_views_of_the_vector(kind):
+    network, _ = KINDS[kind]()
+    begin, end = network.vector.data_ptr(), network.vector.data_ptr() + 4 * len(network.vector)
+    place = begin
+    for parameter in network.parameters:
+        assert parameter.data_ptr() == place
+        place += 4 * parameter.numel()
+    assert place == end
+    assert {id(one) for one in network.body.parameters()} <= {id(one) for one in network.parameters}
+
+
+def test_changing_the_vector_changes_the_output():
+    network = Network(Mlp(3072, 8, 6), 6, 3)
+    fill(network, 0)
+    images = pictures(0)
+    before = network.logits(images)
+    network.vector[network.layout.body - 1] += 1.0  # the last bias of the second layer
+    assert not torch.equal(network.logits(images), before)
+    network.vector.zero_()
+    network.vector[-3:] = torch.tensor([1.0, 2.0, 3.0])  # nothing left but the head's bias
+    assert network.logits(images).tolist() == [[1, 2, 3]] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_is_laid_out_as_the_vector(kind):
+    network, features = KINDS[kind]()
+    fill(network, 3)
+    images, labels = pictures(3, count=4), torch.tensor([0, 1, 2, 1])
+    network.gradient.fill_(math.nan)
+    loss = network.compute_gradient(images, labels)
+    body = network.body
+    names = dict(body.named_parameters())
+    weights = [layer.name for layer in network.layout.layers]
+    order = [names[name] for name in [*weights, *(name for name in names if name not in weights)]]
+    head = network.vector[network.layout.body :].clone().requires_grad_()
+    weight, bias = head[: network.classes * features].view(-1, features), head[network.classes * features :]
+    plain = functional.cross_entropy(functional.linear(body(images), weight, bias), labels)
+    wanted = torch.cat([part.reshape(-1) for part in torch.autograd.grad(plain, [*order, head])])
+    assert loss == pytest.approx(plain.item())
+    torch.testing.assert_close(network.gradient, wanted)
+    assert all(parameter.grad is None for parameter in network.parameters)  # nothing piles up elsewhere
+
+
+# ---- the start
+
+
+@pytest.mark.parametrize("shape", [(50, 20, 5, 5), (400, 800), (500, 40)])
+def test_initial_weights_have_fan_in_variance_and_no_tails(shape):
+    values = variance_scaling(shape, generator(0, "test"))
+    assert values.shape == shape
+    fan_in = math.prod(shape[1:])
+    assert values.var().item() * fan_in == pytest.approx(1, abs=0.04)
+    assert values.mean().item() * math.sqrt(fan_in) == pytest.approx(0, abs=0.03)
+    cut = 2 / (TRUNCATED_DEVIATION * math.sqrt(fan_in))
+    assert 0.99 * cut < values.abs().max().item() <= cut * (1 + 1e-6)
+
+
+def test_the_deviation_of_a_cut_normal():
+    """1 - 4 * pdf(2) / (2 * cdf(2) - 1) is the variance of a normal cut at two deviations."""
+    density, inside = math.exp(-2) / math.sqrt(2 * math.pi), math.erf(math.sqrt(2))
+    assert pytest.approx(math.sqrt(1 - 4 * density / inside), rel=1e-12) == TRUNCATED_DEVIATION
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_same_seed_same_bits(kind):
+    network, _ = KINDS[kind]()
+    first, again, other = (network.initial_body(generator(seed, "initial")) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert len(first) == network.layout.body
+    assert not torch.equal(first, other)
+    assert first.data_ptr() != network.vector.data_ptr()
+    head, same = (network.initial_head(generator(0, "head")) for _ in range(2))
+    assert torch.equal(head, same)
+    assert (head[-network.classes :] == 0).all()
+    assert head[: -network.classes].count_nonzero() > 0
+
+
+@pytest.mark.parametrize("kind", ["lenet", "mlp"])
+def test_initial_biases_are_zero(kind):
+    network, _ = KINDS[kind]()
+    network.vector.fill_(3.0)
+    assert (network.initial_body(generator(0, "initial"))[network.layout.weights :] == 0).all()
+
+
+def test_other_parameters_start_as_their_module_made_them():
+    network = Network(WithBatchNorm(), 6, 3)
+    start = network.initial_body(generator(0, "initial"))
+    order = dict(network.body.named_parameters())
+    rest = {}
+    place = network.layout.weights
+    for name in (name for name in order if name not in ("conv.weight", "fc.weight")):
+        rest[name] = start[place : place + order[name].numel()].tolist()
+        place += order[name].numel()
+    assert rest == {"scale": [0.75] * 2, "norm.weight": [1.0] * 4, "norm.bias": [0.0] * 4, "fc.bias": [0.0] * 6}
+
+
+def test_the_start_does_not_depend_on_who_used_the_network_before():
+    """The vector is scratch memory that all clients share: what one left there is not another one's start."""
+    network = Network(WithBatchNorm(), 6, 3)
+    before = network.initial_body(generator(0, "initial"))
+    network.vector.add_(5.0)
+    assert torch.equal(network.initial_body(generator(0, "initial")), before)
+
+
+# ---- images on their way in
+
+
+def test_batches_normalise_with_the_tasks_own_mean_and_deviation():
+    images = np.zeros((3, 2, 2, 3), dtype=np.uint8)
+    images[1] = [10, 20, 30]
+    images[2, 0, 1] = [255, 0, 7]
+    split = Split(images, np.array([0, 1, 2]))
+    batches = Batches(split, mean=(10.0, 0.0, 6.0), deviation=(5.0, 2.0, 0.5))
+    found, labels = batches.take(torch.tensor([2, 1]))
+    assert found.shape == (2, 3, 2, 2)
+    assert labels.tolist() == [2, 1]
+    assert found[1, :, 0, 0].tolist() == [0, 10, 48]
+    assert found[0, :, 0, 1].tolist() == [49, 0, 2]
+    assert found[0, :, 1, 1].tolist() == [-2, 0, -12]
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert not found.is_contiguous()
+    assert len(batches) == 3
+    assert images[1, 0, 0].tolist() == [10, 20, 30]  # the images themselves stay as they are
+
+
+def test_batches_in_order():
+    rng = np.random.default_rng(0)
+    split = Split(rng.integers(256, size=(7, 4, 4, 3), dtype=np.uint8), np.arange(7))
+    batches = Batches(split, (0.0,) * 3, (1.0,) * 3)
+    chunks = list(batches.in_order(chunk=3))
+    assert [len(labels) for _, labels in chunks] == [3, 3, 1]
+    assert torch.cat([labels for _, labels in chunks]).tolist() == list(range(7))
+    whole, _ = batches.take(torch.arange(7))
+    assert torch.equal(torch.cat([images for images, _ in chunks]), whole)
+
+
+def test_measure_is_over_the_whole_split():
+    """Accuracy and cross entropy of 300 images in three chunks are those of all at once."""
+    network = Network(Mlp(48, 8, 6), 6, 3)
+    fill(network, 0)
+    rng = np.random.default_rng(1)
+    split = Split(rng.integers(256, size=(300, 4, 4, 3), dtype=np.uint8), rng.integers(3, size=300))
+    batches = Batches(split, (128.0,) * 3, (64.0,) * 3)
+    accuracy, loss = network.measure(batches)
+    with torch.no_grad():
+        logits = network.logits(batches.take(torch.arange(300))[0])
+    assert accuracy == int((logits.argmax(1) == batches.labels).sum()) / 300
+    assert loss == pytest.approx(functional.cross_entropy(logits, batches.labels).item(), rel=1e-5)
+
+
+def test_a_network_is_built_once_for_each_kind():
+    options = {"inputs": 48, "hidden": 4, "features": 4}
+    first, again = (networks.build("mlp", options, classes=2) for _ in range(2))
+    assert first is again
+    assert networks.build("mlp", options, classes=3) is not first
+    assert helpers.tiny().network_options == {"inputs": 3072, "hidden": 16, "features": 16}

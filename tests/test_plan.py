@@ -1,0 +1,443 @@
+"""Plans: three ways to write them, who wins over whom, and one line for every mistake."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import weft
+from weft import Plan, Problem
+from weft.plan import ready_plans
+
+EXAMPLE = """
+scenario = "glyphs"
+clients = 3
+tasks = 2
+method = "fedweit"
+"method.keep" = 0.5
+"""
+
+
+def write(folder: Path, text: str, name: str = "mine.toml") -> Path:
+    file = folder / name
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+# ---- the ways to write a plan ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_without_words_is_the_papers():
+    plan = Plan()
+    assert (plan.scenario, plan.network, plan.method) == ("glyphs", "lenet", "fedweit")
+    assert (plan.clients, plan.tasks, plan.rounds_per_task, plan.epochs_per_round) == (5, 10, 20, 1)
+    assert (plan.clients_per_round, plan.batch_size, plan.seed, plan.device) == ("all", 100, 0, "auto")
+    for option in ("keep", "lambda_sparsity", "lambda_drift", "kb_size", "kb_from", "past", "without"):
+        assert option in plan.method_options
+
+
+def test_file_words_and_python_say_the_same(tmp_path):
+    keys = {"clients": 3, "tasks": 2, "method": "fedavg", "learning_rate": 0.01, "shuffle": False, "seed": 7}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
+    words = ["clients=3", "tasks=2", "method=fedavg", "learning_rate=0.01", "shuffle=false", "seed=7"]
+    from_file = Plan.load(write(tmp_path, lines))
+    from_words = Plan.load(write(tmp_path, "", "empty.toml"), words, name="mine")
+    assert from_file == from_words == Plan(name="mine", **keys)
+    assert from_file.learning_rate == 0.01
+    assert from_file.shuffle is False
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'method = "fedweit"\n"method.keep" = 0.5\n"method.past" = "closed"',
+        '[method]\nname = "fedweit"\nkeep = 0.5\npast = "closed"',
+        'method.name = "fedweit"\nmethod.keep = 0.5\nmethod.past = "closed"',
+        'method.keep = 0.5\nmethod.past = "closed"',  # fedweit is the default
+        'method = "fedweit"\n[method_options]\nkeep = 0.5\npast = "closed"',
+    ],
+)
+def test_every_way_to_write_options_in_a_file(tmp_path, text):
+    plan = Plan.load(write(tmp_path, text))
+    assert plan.method == "fedweit"
+    assert (plan.method_options["keep"], plan.method_options["past"]) == (0.5, "closed")
+    assert plan == Plan(name="mine", method={"name": "fedweit", "keep": 0.5, "past": "closed"})
+
+
+def test_every_way_to_write_options_in_python():
+    one = Plan(method={"name": "fedweit", "keep": 0.5}, network={"name": "mlp", "hidden": 8}, scenario={"train": 9})
+    two = Plan(
+        method="fedweit",
+        network="mlp",
+        **{"method.keep": 0.5, "network.hidden": 8, "scenario.train": 9},
+    )
+    three = Plan(
+        network="mlp", method_options={"keep": 0.5}, network_options={"hidden": 8}, scenario_options={"train": 9}
+    )
+    assert one == two == three
+    assert (one.network_options["hidden"], one.scenario_options["train"]) == (8, 9)
+    assert one.network_options["features"] == 32  # completed with its default
+
+
+def test_options_of_network_and_scenario_in_a_file(tmp_path):
+    text = '"scenario.train" = 11\n[network]\nname = "mlp"\nhidden = 7\n'
+    plan = Plan.load(write(tmp_path, text), ["scenario.test=12", "network.features=6"])
+    assert (plan.scenario_options["train"], plan.scenario_options["test"]) == (11, 12)
+    assert (plan.network_options["hidden"], plan.network_options["features"]) == (7, 6)
+
+
+def test_values_of_words():
+    def one(word: str) -> Any:
+        return Plan.merge({}, [word])
+
+    assert one("clients_per_round=all").clients_per_round == "all"
+    assert one("clients_per_round=2").clients_per_round == 2
+    assert one('device="cpu"').device == "cpu"
+    assert one("learning_rate=1e-4").learning_rate == 1e-4
+    assert one("learning_rate=1").learning_rate == 1.0
+    assert one("seed = 3").seed == 3
+    assert one("method.kb_size=all").method_options["kb_size"] == "all"
+    assert one("method.kb_size=3").method_options["kb_size"] == 3
+    assert one("method.kb_size=0").method_options["kb_size"] == 0
+    assert Plan.merge({}, ["seed=1", "seed=2"]).seed == 2
+
+
+@pytest.mark.parametrize("word", ["a,m", "a, m", '["a","m"]', '"a,m"'])
+def test_without_is_a_list_of_words(word):
+    assert list(Plan.merge({}, [f"method.without={word}"]).method_options["without"]) == ["a", "m"]
+
+
+def test_without_takes_every_ablation_of_the_paper():
+    parts = ["b_comm", "a_comm", "a", "m", "l1", "l2"]
+    assert list(Plan(**{"method.without": parts}).method_options["without"]) == parts
+    assert list(Plan.merge({}, ["method.without=l2"]).method_options["without"]) == ["l2"]
+    assert list(Plan.merge({}, ["method.without="]).method_options["without"]) == []
+
+
+def test_a_plan_by_name_and_by_run_folder(tmp_path):
+    assert "demo" in ready_plans()
+    demo = Plan.load("demo")
+    assert demo.name == "demo"
+    assert demo == Plan.load(ready_plans()["demo"])
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run", demo.toml(), "plan.toml")
+    assert Plan.load(tmp_path / "run") == demo
+
+
+def test_every_ready_plan_begins_with_the_command_that_runs_it():
+    for name, file in ready_plans().items():
+        assert file.read_text().splitlines()[0].startswith(f"# weft run {name}")
+        Plan.load(file)
+
+
+def test_a_plan_does_not_change():
+    with pytest.raises(ValueError, match="frozen"):
+        Plan().seed = 1
+
+
+# ---- who wins --------------------------------------------------------------------------------------------------------
+
+
+def test_each_layer_wins_over_the_one_below(tmp_path):
+    """defaults < preset < the plan's keys < [for.METHOD] < the command line; fedweit@released sets patience and keep."""
+    plain, preset = Plan(), Plan.merge({"method": "fedweit@released"})
+    assert (plain.patience, preset.patience) == (5, 3)
+    assert (plain.method_options["keep"], preset.method_options["keep"]) == (0.3, 0.7)
+
+    text = 'method = "fedweit@released"\npatience = 4\n"method.keep" = 0.4\n'
+    plan = Plan.load(write(tmp_path, text))
+    assert (plan.patience, plan.method_options["keep"]) == (4, 0.4)
+    assert plan.method_options["lambda_drift"] == 50.0  # what the plan does not say stays the preset's
+
+    text += '[for.fedweit]\npatience = 6\n"method.keep" = 0.6\n[for.fedavg]\npatience = 66\n'
+    file = write(tmp_path, text)
+    plan = Plan.load(file)
+    assert (plan.patience, plan.method_options["keep"]) == (6, 0.6)
+
+    plan = Plan.load(file, ["patience=7", "method.keep=0.8"])
+    assert (plan.patience, plan.method_options["keep"]) == (7, 0.8)
+    assert Plan.load(file, ["patience=7"], patience=8).patience == 8
+
+
+def test_sections_hold_for_the_method_that_is_chosen(tmp_path):
+    text = EXAMPLE + '[for.fedavg]\nlearning_rate = 0.5\n"method.average" = "equal"\n'
+    file = write(tmp_path, text)
+    assert Plan.load(file).learning_rate == Plan().learning_rate
+    fedavg = Plan.load(file, ["method=fedavg"])
+    assert fedavg.learning_rate == 0.5
+    assert fedavg.method_options["average"] == "equal"
+    assert "keep" not in fedavg.method_options  # an option of the plan's own method means nothing to another
+    assert Plan.load(file, ["method=fedavg", "learning_rate=0.25"]).learning_rate == 0.25
+
+
+def test_sections_may_be_tables_of_options(tmp_path):
+    file = write(tmp_path, EXAMPLE + "[for.fedweit.method]\nkeep = 0.9\n")
+    assert Plan.load(file).method_options["keep"] == 0.9
+
+
+def test_naming_the_method_that_it_is_anyway_changes_nothing(tmp_path):
+    file = write(tmp_path, EXAMPLE)
+    assert Plan.load(file, ["method=fedweit"]) == Plan.load(file)
+    unnamed = write(tmp_path, '"method.keep" = 0.5\n')  # fedweit is the default
+    assert Plan.load(unnamed, ["method=fedweit"]).method_options["keep"] == 0.5
+
+
+def test_a_preset_on_the_command_line_stays_below_the_plans_keys(tmp_path):
+    plan = Plan.load(write(tmp_path, EXAMPLE), ["method=fedweit@released"])
+    assert plan.method == "fedweit@released"
+    assert plan.method_options["keep"] == 0.5  # the plan's
+    assert plan.method_options["kb_from"] == "last"  # the preset's
+
+
+def test_presets_hold_in_python_too():
+    assert Plan(method="fedweit@released").method_options["keep"] == 0.7
+    assert Plan(method="fedweit@released").patience == 3
+    assert Plan(method={"name": "fedweit@paper", "keep": 0.9}).method_options["keep"] == 0.9
+    assert Plan(method={"name": "fedweit@paper", "keep": 0.9}).method_options["send"] == "product"
+
+
+# ---- there and back --------------------------------------------------------------------------------------------------
+
+positive = st.floats(1e-12, 1e6)
+fraction = st.floats(0, 1, exclude_min=True)
+parts = st.lists(st.sampled_from(["b_comm", "a_comm", "a", "m", "l1", "l2"]), max_size=6)
+OPTIONS = {
+    "fedweit": st.fixed_dictionaries(
+        {},
+        optional={
+            "keep": fraction,
+            "lambda_sparsity": st.floats(0, 1e9),
+            "lambda_drift": st.floats(0, 1e9),
+            "kb_size": st.integers(0, 10**6) | st.just("all"),
+            "kb_from": st.sampled_from(["all", "last"]),
+            "past": st.sampled_from(["frozen", "closed", "joint"]),
+            "mask_start": st.floats(-1e300, 1e300),
+            "mask_trained": st.booleans(),
+            "without": parts | parts.map(",".join),
+        },
+    ),
+    "fedavg": st.fixed_dictionaries({}, optional={"average": st.sampled_from(["equal", "examples"])}),
+    "stl": st.just({}),
+}
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    clients = draw(st.integers(1, 10**6))
+    method = draw(st.sampled_from(sorted(OPTIONS)))
+    preset = draw(st.sampled_from(["", "@paper", "@released"])) if method == "fedweit" else ""
+    keys = draw(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "name": st.text("aZ9_\u00e9\u65e5.+@-", min_size=1),
+                "tasks": st.integers(1, 10**6),
+                "clients_per_round": st.integers(1, clients) | st.just("all"),
+                "train_unchosen": st.booleans(),
+                "batch_size": st.integers(1, 10**6),
+                "learning_rate": positive,
+                "rate_decay": st.floats(1, 1e6, exclude_min=True),
+                "rate_floor": st.floats(0, 1),
+                "optimizer_memory": st.sampled_from(["task", "round"]),
+                "measured_model": st.sampled_from(["own", "global"]),
+                "precision": st.sampled_from(["float32", "half"]),
+                "seed": st.integers(0, 2**70),
+                "device": st.sampled_from(["auto", "cpu", "cuda", "mps"]),
+                "network": st.fixed_dictionaries({"name": st.just("mlp"), "hidden": st.integers(1, 10**6)}),
+                "scenario.pool": st.integers(1, 100),
+                "scenario.sharing": st.sampled_from(["disjoint", "overlapping"]),
+            },
+        )
+    )
+    return Plan.merge({**keys, "clients": clients, "method": method + preset, "method_options": draw(OPTIONS[method])})
+
+
+@given(plans())
+@settings(max_examples=150, deadline=None)
+def test_a_written_plan_reads_as_itself(tmp_path_factory, plan):
+    file = tmp_path_factory.getbasetemp() / "there_and_back.toml"
+    file.write_text(plan.toml(), encoding="utf-8")
+    again = Plan.load(file)
+    assert again == plan
+    assert again.toml() == plan.toml()
+    assert again.model_dump() == plan.model_dump()
+    assert Plan(**json.loads(json.dumps(plan.model_dump()))) == plan  # the way to a worker
+
+
+def test_a_written_plan_is_complete():
+    text = Plan(**{"method.without": ["a", "m"]}).toml()
+    for line in ("clients = 5", 'clients_per_round = "all"', 'device = "auto"', '"method.keep" = 0.3'):
+        assert line in text.splitlines()
+    assert '"method.without" = ["a", "m"]' in text
+    assert '"network.pool" = 3' in text
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def the_problem(act: Any, *arguments: Any, **keys: Any) -> str:
+    """The line that a mistake gives."""
+    with pytest.raises(Problem) as caught:
+        act(*arguments, **keys)
+    line = str(caught.value)
+    assert "\n" not in line
+    assert 10 < len(line) < 400
+    assert "pydantic" not in line
+    return line
+
+
+MISTAKES = [
+    # unknown keys: the nearest one is suggested
+    ("round_per_task=3", "unknown key round_per_task; did you mean rounds_per_task?"),
+    ("Clients=3", "did you mean clients?"),
+    ("learning-rate=0.1", "did you mean learning_rate?"),
+    ("xyzzy=1", "unknown key xyzzy; choose one of: "),
+    ("method.kep=0.3", "unknown key method.kep; did you mean method.keep?"),
+    ("method.lambda_drif=1", "did you mean method.lambda_drift?"),
+    ("network.pol=3", "did you mean network.pool?"),
+    ("scenario.trian=3", "did you mean scenario.train?"),
+    # names
+    ("method=fedwiet", "there is no method 'fedwiet'; did you mean fedweit?"),
+    ("scenario=glyph", "there is no scenario 'glyph'; did you mean glyphs?"),
+    ("network=lenett", "there is no network 'lenett'; did you mean lenet?"),
+    ("method=fedweit@papper", "fedweit has no preset 'papper'; did you mean paper?"),
+    ("method=stl@paper", "stl has no preset 'paper'"),
+    ("method=", "there is no method"),
+    # types
+    ("clients=three", "clients: .*'three'"),
+    ("clients=2.5", "clients: .*2.5"),
+    ("clients=true", "clients: .*True"),
+    ("shuffle=1", "shuffle: .*1"),
+    ("learning_rate=fast", "learning_rate: .*'fast'"),
+    ("seed=", "seed: "),
+    ("seed=[1, 2]", r"seed: .*\[1, 2\]"),
+    ("method=3", "method"),
+    ("network=3", "network"),
+    ("scenario=[1]", "scenario"),
+    ("network.hidden=2", "unknown key network.hidden"),  # lenet has no such option
+    ("method.keep=lots", "method.keep: .*'lots'"),
+    ("method.mask_trained=perhaps", "method.mask_trained: .*'perhaps'"),
+    # ranges
+    ("tasks=0", "tasks: .*greater than or equal to 1"),
+    ("clients=0", "clients: .*greater than or equal to 1"),
+    ("rounds_per_task=-1", "rounds_per_task: .*greater than or equal to 1"),
+    ("batch_size=0", "batch_size: "),
+    ("learning_rate=0", "learning_rate: .*greater than 0"),
+    ("learning_rate=inf", "learning_rate: "),
+    ("learning_rate=nan", "learning_rate: "),
+    ("rate_decay=1", "rate_decay: .*greater than 1"),
+    ("seed=-1", "seed: .*greater than or equal to 0"),
+    ("clients_per_round=8", "clients_per_round is 8 but there are 5 clients; choose 1 to 5"),
+    ("clients_per_round=0", "clients_per_round is 0 but there are 5 clients; choose 1 to 5"),
+    ("clients_per_round=some", "clients_per_round: .*all"),  # says that all is possible
+    ("device=tpu", "device: .*'auto', 'cpu', 'cuda' or 'mps'"),
+    ("measured_model=best", "measured_model: .*'own' or 'global'"),
+    ("method.keep=0", "method.keep: .*greater than 0"),
+    ("method.keep=1.5", "method.keep: .*less than or equal to 1"),
+    ("method.keep=nan", "method.keep: "),
+    ("method.lambda_drift=-1", "method.lambda_drift: "),
+    ("method.lambda_drift=inf", "method.lambda_drift: "),
+    ("method.mask_start=nan", "method.mask_start: "),
+    ("method.kb_size=-1", "method.kb_size: "),
+    ("method.kb_size=most", "method.kb_size: .*all"),  # says that all is possible
+    ("method.past=future", "method.past: .*'frozen', 'closed' or 'joint'"),
+    ("method.without=b", "method.without.*'b_comm'"),
+    ("method.without=3", "method.without"),
+    ("scenario.classes_per_task=1", "scenario.classes_per_task: "),
+    ("scenario.train=0", "scenario.train: "),
+    # form
+    ("seed", "'seed' is not of the form key=value"),
+    ("=5", "'=5' is not of the form key=value"),
+    ("name=a/b", "name: "),  # it becomes part of a folder's name
+]
+
+
+@pytest.mark.parametrize(("word", "line"), MISTAKES, ids=[word for word, _ in MISTAKES])
+def test_a_mistake_in_a_word_is_one_line(word, line):
+    assert re.search(line, the_problem(Plan.merge, {}, [word]))
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"client": 3}, "unknown key client; did you mean clients?"),
+        ({"clients": "3"}, "clients: .*'3'"),
+        ({"clients": None}, "clients: "),
+        ({"tasks": 0}, "tasks: "),
+        ({"clients": 5, "clients_per_round": 8}, "clients_per_round is 8 but there are 5 clients"),
+        ({"method": {"name": "fedweit", "kep": 1}}, "unknown key method.kep; did you mean method.keep?"),
+        ({"method": {"name": "fedweit", "keep": 2}}, "method.keep: "),
+        ({"method": "fedwiet"}, "did you mean fedweit?"),
+        ({"method": "fedweit@papper"}, "did you mean paper?"),
+        ({"method": 3}, "method: "),
+        ({"method_options": 3}, "method_options: "),
+        ({"network_options": {"poll": 3}}, "unknown key network.poll; did you mean network.pool?"),
+    ],
+)
+def test_a_mistake_in_python_is_one_line(keys, line):
+    assert re.search(line, the_problem(Plan, **keys))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("clients = ", "not valid TOML"),
+        ("clients 3", "not valid TOML"),
+        ("seed = 1\nseed = 2", "not valid TOML"),
+        ("[method", "not valid TOML"),
+        ("client = 3", "unknown key client; did you mean clients?"),
+        ("[for.fedwiet]\nseed = 1", "there is no method 'fedwiet'; did you mean fedweit?"),
+        ("for = 3", "for.METHOD"),
+        ("[for]\nfedavg = 3", "for.METHOD"),
+        ("[for.fedweit]\nseeed = 1", "unknown key seeed; did you mean seed?"),
+        ("[methods]\nkeep = 1", "unknown key methods; did you mean method?"),
+        ("[clients]\nnumber = 3", "clients: "),
+        ("clients = 5\nclients_per_round = 8", "clients_per_round is 8 but there are 5 clients"),
+        ("tasks = 0", "tasks: "),
+        ("learning_rate = inf", "learning_rate: "),
+        ("seed = 2020-01-01", "seed: "),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(tmp_path, text, line):
+    assert re.search(line, the_problem(Plan.load, write(tmp_path, text)))
+
+
+def test_broken_toml_names_the_file_and_the_line(tmp_path):
+    line = the_problem(Plan.load, write(tmp_path, "clients = 3\ntasks = = 2\n", "broken.toml"))
+    assert "broken.toml" in line
+    assert "line 2" in line
+
+
+def test_a_file_that_is_no_text(tmp_path):
+    (tmp_path / "image.toml").write_bytes(b"\x89PNG\xff\xfe")
+    assert "image.toml" in the_problem(Plan.load, tmp_path / "image.toml")
+
+
+def test_a_missing_plan_names_what_there_is(tmp_path):
+    assert "there is no plan dmeo; did you mean demo?" in the_problem(Plan.load, "dmeo")
+    assert "demo" in the_problem(Plan.load, tmp_path / "nothing.toml")
+    assert "there is no plan" in the_problem(Plan.load, tmp_path)  # a folder without a plan
+    assert "there is no plan" in the_problem(Plan.load, "")
+
+
+def test_a_file_name_with_spaces_is_no_obstacle(tmp_path):
+    """The plan's name becomes part of a folder's name, so it may not hold everything; the file's name may."""
+    plan = Plan.load(write(tmp_path, "seed = 4", "my first plan.toml"))
+    assert plan.seed == 4
+    assert re.fullmatch(r"[\w.+@-]+", plan.name)
+
+
+def test_options_of_the_wrong_type_are_not_bent_into_shape():
+    """As strict as the plan's own keys: true is no number, and "3" is a text."""
+    for word in ("method.keep=true", "method.kb_size=true", 'scenario.train="30"', "scenario.train=true"):
+        the_problem(Plan.merge, {}, [word])
+
+
+def test_a_problem_is_what_the_package_exports():
+    assert issubclass(weft.Problem, Exception)
+    with pytest.raises(weft.Problem):
+        weft.Plan(nonsense=1)

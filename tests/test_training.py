@@ -1,0 +1,313 @@
+"""How a client learns: the rate's schedule, Adam against a plain loop, the order of the images, and stopping early."""
+
+import itertools
+
+import pytest
+import torch
+from helpers import CachedWorld, Run, run, state_bits, tiny
+from torch.nn import functional
+
+from weft.client import answer
+from weft.message import Message, decode, encode
+from weft.methods import METHODS
+from weft.methods.base import initial_body
+from weft.networks.flat import Batches, Network
+from weft.networks.mlp import Mlp
+from weft.randomness import generator
+from weft.state import State
+from weft.training import after_epoch, begin_schedule
+
+# ---- the schedule
+
+
+def rates(losses, plan):
+    """The rate and whether the task is over, after each epoch."""
+    schedule, found = begin_schedule(plan), []
+    for loss in losses:
+        schedule = after_epoch(schedule, loss, plan)
+        found.append((schedule["rate"], schedule["stopped"]))
+    return found
+
+
+def test_the_papers_schedule_by_hand():
+    plan = tiny(learning_rate=9.0, rate_floor=0.5)  # divided by 3 after 5 epochs: the defaults
+    losses = [5, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9, 9]
+    found = [rate for rate, _ in rates(losses, plan)]
+    assert found == [9, 9, 9, 9, 9, 9, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1, 1, 0.5]
+    assert [stopped for _, stopped in rates(losses, plan)] == [False] * 17 + [True]
+
+
+def test_the_defaults_are_the_papers():
+    plan = tiny()
+    assert (plan.rate_decay, plan.patience, plan.rate_floor, plan.stop_at_floor) == (3.0, 5, 1e-7, True)
+    assert plan.optimizer_memory == "task"
+    assert plan.shuffle
+
+
+def test_a_lower_loss_starts_the_wait_again():
+    plan = tiny(learning_rate=9.0, patience=2)
+    assert [rate for rate, _ in rates([5, 5, 4, 4, 3, 3, 3], plan)] == [9] * 6 + [3]
+    assert [rate for rate, _ in rates([5, 6, 5.5, 5.5, 5.5], plan)] == [9, 9, 3, 3, 1]  # lower than the last is not enough
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_is_not_lower(value):
+    plan = tiny(learning_rate=9.0, patience=1)
+    assert [rate for rate, _ in rates([5, value, 4], plan)] == [9, 3, 3]
+
+
+def test_the_rate_never_falls_below_the_floor():
+    plan = tiny(learning_rate=9.0, patience=1, rate_floor=2.0, stop_at_floor=False)
+    assert rates([5] * 5, plan) == [(9, False), (3, False), (2, False), (2, False), (2, False)]
+
+
+def test_after_epoch_is_a_function():
+    plan = tiny(patience=1)
+    schedule = begin_schedule(plan)
+    copy = dict(schedule)
+    after_epoch(schedule, 1.0, plan)
+    assert schedule == copy
+    assert after_epoch(schedule, 1.0, plan)["epochs"] == 1
+
+
+@pytest.fixture
+def flat_validation(monkeypatch):
+    """A validation loss that never falls."""
+    monkeypatch.setattr(Network, "measure", lambda self, data: (0.5, 1.0))
+
+
+def reported(finished, key, client=0):
+    return [numbers.get(key) for who, _, _, numbers in finished.reports if who == client and key in numbers]
+
+
+@pytest.mark.usefixtures("flat_validation")
+def test_a_run_follows_the_schedule():
+    plan = tiny(method="stl", rounds_per_task=5, tasks=2, patience=1, learning_rate=9e-3, rate_floor=2e-3)
+    finished = Run(plan).go()
+    # of each task: the first epoch sets the lowest loss, the next two fall to the floor, the rest is waiting
+    assert reported(finished, "rate") == [9e-3, pytest.approx(3e-3), 2e-3, 2e-3, 2e-3] * 2
+    assert reported(finished, "stopped") == [False, False, True, True, True] * 2
+    assert reported(finished, "images") == [20, 20, 20, 0, 0] * 2
+    assert finished.progress.images == 3 * 2 * 60
+    assert len(reported(finished, "train_loss")) == 6  # an epoch that was not run has no loss
+
+
+@pytest.mark.usefixtures("flat_validation")
+def test_a_task_goes_on_at_the_floor_if_it_is_told_to():
+    plan = tiny(method="stl", tasks=1, rounds_per_task=4, patience=1, rate_floor=2e-3, stop_at_floor=False)
+    finished = Run(plan).go()
+    assert reported(finished, "images") == [20] * 4
+    assert reported(finished, "stopped") == [False] * 4
+
+
+@pytest.mark.usefixtures("flat_validation")
+def test_epochs_within_a_round_count_too():
+    plan = tiny(method="stl", tasks=1, rounds_per_task=1, epochs_per_round=6, patience=1, rate_floor=2e-3)
+    finished = Run(plan).go()
+    assert reported(finished, "images") == [40]  # stopped after the second of six epochs
+
+
+# ---- Adam
+
+
+class Plain:
+    """The same learning with nothing of weft's but the images, the start and the order of the images."""
+
+    def __init__(self, plan, client=0, step=0):
+        world = CachedWorld(plan)
+        network = world.lesson(client, step).network
+        self.plan, self.client, self.step = plan, client, step
+        self.data = world.batches(client, step, "train")
+        options = plan.network_options
+        self.body = Mlp(options["inputs"], options["hidden"], options["features"])
+        self.head = torch.nn.Linear(options["features"], network.classes)
+        start = initial_body(network, plan.seed)
+        head = network.initial_head(generator(plan.seed, "head", client, step))
+        with torch.no_grad():
+            for parameter, values in zip(self.parameters(), self.split(torch.cat([start, head])), strict=True):
+                parameter.copy_(values)
+
+    def parameters(self):
+        fc1, fc2 = self.body.fc1, self.body.fc2
+        return [fc1.weight, fc2.weight, fc1.bias, fc2.bias, self.head.weight, self.head.bias]
+
+    def split(self, whole):
+        sizes = [parameter.numel() for parameter in self.parameters()]
+        return [part.view(p.shape) for part, p in zip(whole.split(sizes), self.parameters(), strict=True)]
+
+    def learn(self, rounds, memory, rate_of=lambda epoch: None):
+        optimizer = None
+        for round_index, epoch in itertools.product(range(rounds), range(self.plan.epochs_per_round)):
+            if optimizer is None or (memory == "round" and epoch == 0):
+                optimizer = torch.optim.Adam(self.parameters(), lr=self.plan.learning_rate, foreach=False, fused=False)
+            for group in optimizer.param_groups:
+                group["lr"] = rate_of(round_index * self.plan.epochs_per_round + epoch) or self.plan.learning_rate
+            rng = generator(self.plan.seed, "shuffle", self.client, self.step, round_index, epoch)
+            for chosen in torch.from_numpy(rng.permutation(len(self.data))).split(self.plan.batch_size):
+                images, labels = self.data.take(chosen)
+                optimizer.zero_grad()
+                functional.cross_entropy(self.head(self.body(images)), labels).backward()
+                optimizer.step()
+        return torch.cat([parameter.detach().view(-1) for parameter in self.parameters()])
+
+
+def learned(finished, client=0):
+    state = finished.clients[client]
+    return torch.cat([state.tensor("base"), state.tensor("private")])
+
+
+ADAM = {"method": "stl", "tasks": 1, "rounds_per_task": 3, "epochs_per_round": 2, "batch_size": 7}
+
+
+@pytest.mark.parametrize("memory", ["task", "round"])
+def test_training_equals_a_plain_adam_loop(memory):
+    """Moments kept for the task: one Adam through all rounds. For the round: a new one in each."""
+    plan = tiny(**ADAM, optimizer_memory=memory)
+    finished = run(**ADAM, optimizer_memory=memory)
+    for client in range(plan.clients):
+        wanted = Plain(plan, client).learn(3, memory)
+        torch.testing.assert_close(learned(finished, client), wanted, rtol=1e-3, atol=2e-5)
+    other = Plain(plan).learn(3, "round" if memory == "task" else "task")
+    assert (learned(finished) - other).abs().max() > 1e-3  # the test can tell the two
+
+
+@pytest.mark.usefixtures("flat_validation")
+def test_the_rate_of_the_schedule_is_the_rate_that_is_used():
+    plan = tiny(**ADAM, patience=2, learning_rate=9e-3)
+    wanted = Plain(plan).learn(3, "task", rate_of=[9e-3, 9e-3, 9e-3, 3e-3, 3e-3, 1e-3].__getitem__)
+    found = learned(Run(plan).go())
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=5e-5)
+    assert (found - Plain(plan).learn(3, "task")).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_moments_live_as_long_as_they_are_told_to(name):
+    """Between the rounds of a task they are in the client's state, or nowhere; after the task they are gone."""
+    for memory in ("task", "round"):
+        running = Run(tiny(method=name, rounds_per_task=2, tasks=1, optimizer_memory=memory))
+        running.stop_after_round = True
+        steps = []
+        for _ in range(2):
+            try:
+                running.go()
+            except Exception as end:
+                assert type(end).__name__ == "Interrupted"
+            state = running.clients[0]
+            steps.append(sorted(key for key in state.tensors if key.startswith("adam/")))
+            if steps[-1]:
+                assert set(state.numbers["adam"].values()) == {2}  # 20 images in batches of 10
+        assert bool(steps[0]) == (memory == "task")
+        assert not steps[1]
+        assert "adam" not in running.clients[0].numbers
+
+
+# ---- the order of the images
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Which images each batch took, in order."""
+    found = []
+    plain = Batches.take
+    monkeypatch.setattr(Batches, "take", lambda self, chosen: (found.append(chosen.tolist()), plain(self, chosen))[1])
+    return found
+
+
+def epochs(taken, each):
+    return [sum(taken[place : place + each], []) for place in range(0, len(taken), each)]
+
+
+def test_shuffled(taken):
+    Run(tiny(method="stl", clients=2, tasks=2, rounds_per_task=2, epochs_per_round=2, batch_size=8)).go()
+    assert [len(batch) for batch in taken[:3]] == [8, 8, 4]
+    orders = epochs(taken, 3)
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    # a new order for each client, task, round and epoch
+    assert len({tuple(order) for order in orders}) == len(orders) == 2 * 2 * 2 * 2
+
+
+def test_not_shuffled(taken):
+    Run(tiny(method="stl", clients=2, tasks=1, rounds_per_task=2, batch_size=8, shuffle=False)).go()
+    assert epochs(taken, 3) == [list(range(20))] * 4
+
+
+def test_a_batch_in_fixed_order_holds_more_than_one_class():
+    """Without shuffling, as the released code goes, images must not come sorted by class: each batch would be one class."""
+    world = CachedWorld(tiny(shuffle=False))
+    labels = world.batches(0, 0, "train").labels
+    assert all(len(set(batch.tolist())) > 1 for batch in labels.split(10))
+
+
+# ---- what is reported
+
+
+def test_the_report_of_a_round():
+    finished = run(**ADAM)
+    numbers = finished.reports[0][3]
+    assert {"examples", "images", "rate", "stopped", "train_loss", "valid_loss", "valid_accuracy"} <= set(numbers)
+    assert (numbers["examples"], numbers["images"]) == (20, 40)
+    accuracies = reported(finished, "valid_accuracy")
+    assert reported(finished, "task_valid_accuracy") == accuracies[-1:]
+    assert finished.progress.validation["0/0"] == accuracies[-1]
+
+
+def test_the_validation_loss_is_that_of_the_model_after_the_round():
+    plan = tiny(**ADAM)
+    finished = run(**ADAM)
+    network = Network(Mlp(3072, 16, 16), 16, 2)
+    network.vector.copy_(learned(finished))
+    accuracy, loss = network.measure(finished.world.batches(0, 0, "valid"))
+    assert reported(finished, "valid_loss")[-1] == pytest.approx(loss, rel=1e-5)
+    assert reported(finished, "valid_accuracy")[-1] == accuracy
+    assert plan.epochs_per_round == 2
+
+
+# ---- a client that has stopped
+
+
+def ask(world, state, ops, step=0, round_index=0, tensors=None, numbers=None):
+    name = f"{step}.{round_index}.{'-'.join(ops)}"
+    return decode(
+        answer(world, 0, state, encode(Message("server", "client-0", name, ops, step, round_index, tensors or {}, numbers or {})))
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_stopped_client_keeps_its_model_and_sends_nothing(name):
+    world = CachedWorld(tiny(method=name, tasks=1))
+    method, server, state = world.method, State(), State()
+    network = world.lesson(0, 0).network
+    method.open_server(server, initial_body(network, 0), network.layout)
+    first = method.brief(server, 0, 0, True, world.plan)
+    reply = ask(world, state, ("begin", "receive", "train", "send"), 0, 0, *first)
+    assert bool(reply.tensors) == method.talks
+    state.numbers["schedule"]["stopped"] = True
+    before = {key: value for key, value in state_bits(state).items() if key.startswith(("tensors", "archive"))}
+
+    method.open_server(server, -2 * initial_body(network, 0), network.layout)  # another theta_G
+    later = method.brief(server, 0, 0, False, world.plan)
+    reply = ask(world, state, ("receive", "train", "send"), 0, 1, *later)
+    after = {key: value for key, value in state_bits(state).items() if key.startswith(("tensors", "archive"))}
+    assert after == before
+    assert reply.tensors == {}
+    assert (reply.numbers["images"], reply.numbers["stopped"]) == (0, True)
+
+    # what is given once a task is given all the same, but nothing else
+    reply = ask(world, state, ("receive", "train", "send", "finish", "test"), 0, 2, *later)
+    assert set(reply.tensors) == set(method.give(state, world.lesson(0, 0)))
+    assert "base" not in reply.tensors
+    assert len(reply.numbers["accuracy"]) == 1
+
+
+@pytest.mark.usefixtures("flat_validation")
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "stl"])
+def test_when_all_have_stopped_theta_g_stays_and_the_next_task_starts_at_full_rate(name):
+    plan = tiny(method=name, rounds_per_task=4, patience=1, rate_floor=2e-3)
+    finished = Run(plan).go()
+    assert reported(finished, "images") == [20, 20, 0, 0] * 2
+    sent = sorted({(step, r) for _, step, r, part in finished.parts("c2s") if part == "base"})
+    assert sent == [(0, 0), (0, 1), (1, 0), (1, 1)]  # the round in which a client stops is still sent
+    given = finished.parts("s2c")
+    for step in range(2):
+        kept = [given[0, step, r, "global"] for r in (2, 3)]
+        assert torch.equal(*(value if isinstance(value, torch.Tensor) else value.dense() for value in kept))
