@@ -4,11 +4,13 @@ A fresh `weft run` spends seconds on importing torch. `Weft` keeps one process t
 nothing; each command is a fork of it with its own session, argv and files, and can be stopped, killed and waited for
 like any other process. What matters about starting (the folder before torch) is tested with real starts.
 
-Used as a plugin (`pytest_plugins = ["cli_helpers"]`), so that its session fixtures are made once for all files.
+Used as a plugin (`pytest_plugins = ["cli_helpers"]`), so that its session fixtures are made once for all files. It is
+imported by the tests before that, hence PYTEST_DONT_REWRITE; so its assertions say themselves what they found.
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import json
 import os
@@ -277,23 +279,26 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def assert_same_result(folder: Path, expected: Path) -> None:
     """Equal in every bit but the times."""
-    one, other = (
-        {key: value for key, value in summary_of(place).items() if key not in TIMES} for place in (folder, expected)
-    )
-    assert one == other
+    one, other = summary_of(folder), summary_of(expected)
+    assert list(one) == list(other), f"{list(one)} are not the fields {list(other)}"
+    different = {key: (one[key], other[key]) for key in other if key not in TIMES and one[key] != other[key]}
+    assert not different, f"summaries differ: {different}"
     for table in ("accuracy.csv", "ledger.csv"):
-        assert (folder / table).read_bytes() == (expected / table).read_bytes(), table
+        lines, wanted = ((place / table).read_text().splitlines() for place in (folder, expected))
+        changes = list(difflib.unified_diff(wanted, lines, lineterm="", n=0))[:10]
+        assert lines == wanted, f"{table} differs: {changes}"
+        assert (folder / table).read_bytes() == (expected / table).read_bytes(), f"{table} differs in its bytes"
 
 
 def assert_one_line(outcome: Outcome, *words: str) -> None:
     """An error as a person should meet it: one line on stderr that says these words, code 2, nothing on stdout."""
     assert outcome.code == 2, outcome
-    assert outcome.out == ""
+    assert outcome.out == "", outcome
     assert outcome.err.startswith("weft: "), outcome.err
     assert outcome.err.count("\n") == 1, outcome.err
-    assert outcome.err.endswith("\n")
+    assert outcome.err.endswith("\n"), outcome.err
     for word in words:
-        assert word in outcome.err
+        assert word in outcome.err, f"{word!r} is not in {outcome.err!r}"
 
 
 def until(happened: Callable[[], Any], seconds: float = 60, pause: float = 0.002) -> Any:

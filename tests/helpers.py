@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -87,12 +88,15 @@ class Run:
     backwards: bool = False  # do the clients answer in another order?
     folder: Path | None = None  # where every state is saved, and read again, after every message
     stop_after_round: bool = False  # ends with `Interrupted` at every mark where a checkpoint may be made
+    careless: bool = False  # is every request sent twice, and the networks' memory overwritten after it?
     world: World = None  # type: ignore[assignment]
     server: State = dataclasses.field(default_factory=State)
     clients: dict[int, State] = dataclasses.field(default_factory=dict)
     progress: Progress = dataclasses.field(default_factory=Progress)
     requests: list[Message] = dataclasses.field(default_factory=list)
     replies: list[Message] = dataclasses.field(default_factory=list)
+    wires: list[bytes] = dataclasses.field(default_factory=list)  # requests and replies in turn
+    privates: list[torch.Tensor] = dataclasses.field(default_factory=list)  # biases and head of each who replied
     reports: list[tuple[int, int, int, dict[str, Any]]] = dataclasses.field(default_factory=list)
     matrices: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)
     marks: int = 0
@@ -118,6 +122,15 @@ class Run:
         ).run()
         return self
 
+    def go_to(self, step: int) -> Run:
+        """Until the tasks before `step` are over; `go` goes on from there."""
+        self.stop_after_round = True
+        while self.progress.step < step:
+            with contextlib.suppress(Interrupted):
+                self.go()
+        self.stop_after_round = False
+        return self
+
     def go_with_interruptions(self) -> Run:
         """Every checkpoint is the end of a session: all that is left for the next one is what was saved."""
         self.stop_after_round = True
@@ -135,7 +148,14 @@ class Run:
             state = self.clients.setdefault(client, State())
             self.requests.append(decode(wire))
             reply = client_module.answer(self.world, client, state, wire)
+            if self.careless:
+                assert client_module.answer(self.world, client, state, wire) == reply
+                network = self.world.lesson(client, self.requests[-1].step).network
+                network.vector.fill_(1e3)
+                network.gradient.fill_(1e3)
             self.replies.append(decode(reply))
+            self.wires += [wire, reply]
+            self.privates.append(state.tensor("private"))
             if self.folder is not None:
                 self.clients[client] = self._again(state, f"client-{client}@{len(self.replies)}")
             yield Reply(client, reply, 0.0)
@@ -164,6 +184,12 @@ class Run:
             raise Interrupted
 
     # ---- what came out
+
+    def theta(self, client: int, step: int) -> torch.Tensor:
+        """All that client's weights, biases and head with which it would now answer for one of its tasks."""
+        lesson = self.world.lesson(client, step)
+        self.method.answer_for(self.clients[client], step, lesson)
+        return lesson.network.vector.clone()
 
     def parts(self, direction: str) -> dict[tuple[int, int, int, str], Payload]:
         """All tensors that were sent in a direction, by (client, step, round, name)."""

@@ -52,7 +52,17 @@ MLP = {
     "learning_rate": 1e-3,
     "patience": 100,
 }
-LENET = MLP | {}
+LENET = MLP | {
+    "scenario.train": 12,
+    "scenario.test": 6,
+    "clients": 2,
+    "tasks": 2,
+    "network": "lenet",
+    "rounds_per_task": 1,
+    "epochs_per_round": 2,
+    "batch_size": 4,
+}
+del LENET["network.hidden"], LENET["network.features"]
 SHAPES = {
     "mlp": {"fc1": (20, 3072), "fc2": (10, 20)},
     "lenet": {"conv1": (20, 3, 5, 5), "conv2": (50, 20, 5, 5), "fc1": (800, 3200), "fc2": (500, 800)},
@@ -62,6 +72,18 @@ SHAPES = {
 def plain_mlp(theta, private, images):
     x = functional.relu(functional.linear(images.flatten(1), theta["fc1"], private["fc1.bias"]))
     x = functional.relu(functional.linear(x, theta["fc2"], private["fc2.bias"]))
+    return functional.linear(x, private["head"], private["head.bias"])
+
+
+def plain_lenet(theta, private, images):
+    x = images
+    for layer in ("conv1", "conv2"):
+        x = functional.relu(functional.conv2d(x, theta[layer], private[f"{layer}.bias"], padding=2))
+        x = functional.local_response_norm(x, size=9, alpha=1e-3, beta=0.75, k=1)
+        x = functional.max_pool2d(x, 3, stride=2, ceil_mode=True)
+    x = x.flatten(1)
+    for layer in ("fc1", "fc2"):
+        x = functional.relu(functional.linear(x, theta[layer], private[f"{layer}.bias"]))
     return functional.linear(x, private["head"], private["head.bias"])
 
 
@@ -106,7 +128,7 @@ def by_example(plan, dtype=torch.float32):
     weights = network.initial_body(generator(plan.seed, "initial"))[: network.layout.weights].to(dtype)
     theta_g, clients, kb, sent = one_file.run(
         tasks,
-        {"mlp": plain_mlp}[plan.network],
+        {"mlp": plain_mlp, "lenet": plain_lenet}[plan.network],
         cut(weights, shapes),
         private,
         one_file.Options(

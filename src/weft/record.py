@@ -12,11 +12,13 @@ whole or not at all; the tables only grow, and a run that goes on cuts them back
 from __future__ import annotations
 
 import csv
+import errno
 import importlib.metadata
 import io
 import json
 import os
 import platform
+import shutil
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -47,31 +49,38 @@ class Record:
     @classmethod
     def create(cls, folder: Path, plan: Plan) -> Self:
         """A new run folder with its plan in it; an existing run is never written over."""
+        if (folder / "run.json").exists():
+            raise Problem(f"{folder} already holds a run; weft resume {folder} goes on, or choose another --out")
+        partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if (folder / "run.json").exists():
-                raise Problem(f"{folder} already holds a run; weft resume {folder} goes on, or choose another --out")
-            if any(name.name != ".lock" for name in folder.iterdir()):
-                raise Problem(f"{folder} is not empty; choose another --out")
-            lock = _take_lock(folder)
-            (folder / "checkpoints").mkdir()
-            write_text(folder / "plan.toml", plan.toml())
-            write_text(folder / "environment.json", json.dumps(environment(), indent=2) + "\n")
+            (partial / "checkpoints").mkdir(parents=True)
+            write_text(partial / "plan.toml", plan.toml())
+            write_text(partial / "environment.json", json.dumps(environment(), indent=2) + "\n")
+            write_text(partial / "journal.jsonl", "")
             for name, header in TABLES.items():
-                write_text(folder / name, ",".join(header) + "\n")
+                write_text(partial / name, ",".join(header) + "\n")
             layout = {"format": FORMAT, "weft": importlib.metadata.version("weft")}
-            write_text(folder / "run.json", json.dumps(layout) + "\n")
+            write_text(partial / "run.json", json.dumps(layout) + "\n")
+            partial.rename(folder)  # all of it at once; onto an empty folder, or not at all
         except OSError as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            if folder.exists() and not folder.is_dir():
+                raise Problem(f"{folder} is a file; choose another --out") from None
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                raise Problem(f"{folder} is not empty; choose another --out") from None
             raise Problem(f"the run folder {folder} cannot be made: {error.strerror}") from None
-        record = cls(folder, plan, lock)
+        record = cls(folder, plan, _take_lock(folder))
         record.journal("created")
         return record
 
     @classmethod
     def open(cls, folder: Path) -> Self:
         """An existing run folder, to go on with it."""
-        plan = read_plan(folder)
-        return cls(folder, plan, _take_lock(folder))
+        record = cls(folder, read_plan(folder), _take_lock(folder))
+        journal = folder / "journal.jsonl"
+        if journal.exists() and journal.stat().st_size and not journal.read_bytes().endswith(b"\n"):
+            record._append("journal.jsonl", "\n")  # a kill may have cut its last line
+        return record
 
     def close(self) -> None:
         self._lock.release()

@@ -55,8 +55,6 @@ class Session:
         record.cut(manifest["lengths"] if manifest else {})
         ledger = Ledger(network.layout.body)
         ledger.entries = [Entry.from_row(row) for row in read_rows(record.folder, "ledger.csv")]
-        self._began = time.perf_counter()
-        self._saved_at, self._save_cost = self._began, 0.0
         self._rows: list[list[str]] = []
         self._accuracies: list[tuple[int, int, int, float]] = []
         self._engine: Engine = (
@@ -67,6 +65,8 @@ class Session:
         self.federation = Federation(
             plan, world.scenario, world.method, self._engine, server, ledger, self.progress, listener=self
         )
+        self._began = time.perf_counter()
+        self._saved_at, self._save_cost = self._began, 0.0
         if screen is not None:
             done, total = _work_units(self.federation)
             screen.started(

@@ -10,6 +10,7 @@ task alone, biases first and then the head.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -198,7 +199,9 @@ class Method:
             client.tensors["private"] = torch.cat([biases, client.tensor("private")[len(biases) :]])
 
 
+@functools.lru_cache(maxsize=2)
 def initial_body(network: Network, seed: int) -> torch.Tensor:
+    """The body that a seed gives; drawn once, so whoever wants to change it copies it first."""
     return network.initial_body(generator(seed, "initial"))
 
 
