@@ -73,14 +73,14 @@ def compose(base: Weights, task: Learned) -> Weights:
 def drift(client: Client) -> Tensor:
     """Eq. 2, last term without its weight; dA = 0."""
     total = torch.zeros(())
-    for layer, before in client.before.items():
-        for past in client.learned[:-1]:
+    for past in client.learned[:-1]:
+        for layer, before in client.before.items():
             total = total + ((client.base[layer] - before) * past.mask(layer).detach()).square().sum()
     return total
 
 
 def begin(client: Client, start: Weights, private: Weights, foreign: list[Weights], rate: float) -> torch.optim.Adam:
-    """A new task: parameters of its own, and an optimiser whose moments last as long as the task."""
+    """A new task: parameters of its own, and an optimiser whose moments last as long as it does."""
     if client.learned:
         client.before = copy(client.base)  # here, since the next theta_G overwrites B
     score = {layer: torch.zeros(len(value)) for layer, value in start.items()}
@@ -175,16 +175,14 @@ def main() -> None:
     rng, options = torch.Generator().manual_seed(0), Options(rounds=10, batch_size=10, rate=3e-3)
     kinds = torch.randn(3, 5, 32, generator=rng)  # (tasks, classes, inputs)
     start = {"fc1": torch.randn(48, 32, generator=rng) / math.sqrt(32)}  # (rows, width)
+    private = {"fc1.bias": torch.zeros(48), "head": torch.randn(5, 48, generator=rng) / 7, "head.bias": torch.zeros(5)}
 
     def noisy(kind: int, count: int) -> Split:
         labels = torch.arange(count) % 5
         return kinds[kind][labels] + 1.3 * torch.randn(count, 32, generator=rng), labels
 
-    def private(client: int, step: int) -> Weights:
-        return {"fc1.bias": torch.zeros(48), "head": torch.randn(5, 48, generator=rng) / 7, "head.bias": torch.zeros(5)}
-
     tasks = [[{"train": noisy(t % 3, 60), "test": noisy(t % 3, 200)} for t in range(c, c + 3)] for c in range(3)]
-    _, clients, _, sent = run(tasks, mlp, start, private, options)
+    _, clients, _, sent = run(tasks, mlp, start, lambda client, step: copy(private), options)
     for c, client in enumerate(clients):
         print(f"client {c}      task 0  task 1  task 2")
         for t, row in enumerate(client.accuracy):

@@ -65,6 +65,8 @@ def act(order):
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(order["env"])
     sys.argv = ["weft", *order["argv"]]
+    if order["save_always"]:
+        weft.session.SAVE_SHARE = 0
     if order["largest_file"]:
         import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], resource.RLIM_INFINITY))
@@ -158,7 +160,8 @@ class Weft:
         self._ready = False
 
     def _ask(self, order: dict[str, Any]) -> Any:
-        assert self._server.stdin is not None and self._server.stdout is not None
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         if not self._ready:
             assert json.loads(self._server.stdout.readline()) == "ready"
             self._ready = True
@@ -166,7 +169,15 @@ class Weft:
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
 
-    def start(self, *words: str | Path, cwd: Path | None = None, largest_file: int = 0, **env: str) -> Running:
+    def start(
+        self,
+        *words: str | Path,
+        cwd: Path | None = None,
+        largest_file: int = 0,
+        save_always: bool = False,
+        **env: str,
+    ) -> Running:
+        """`largest_file` in bytes, as on a full disk; `save_always`: a checkpoint after each round, whatever it costs."""
         number = next(self._numbers)
         out, err = self._folder / f"{number}.out", self._folder / f"{number}.err"
         order = {
@@ -176,6 +187,7 @@ class Weft:
             "err": str(err),
             "env": env,
             "largest_file": largest_file,
+            "save_always": save_always,
         }
         pid = self._ask(order)
         return Running(pid, out, err, lambda seconds: self._ask({"wait": pid, "seconds": seconds}))
@@ -184,7 +196,8 @@ class Weft:
         return self.start(*words, **options).wait()
 
     def close(self) -> None:
-        assert self._server.stdin is not None and self._server.stdout is not None
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
         self._server.stdin.close()
         self._server.wait(30)
         self._server.stdout.close()
@@ -258,9 +271,11 @@ class Stopper:
 
 
 def stop_after(folder: Path, answers: int, **options: Any) -> None:
-    """Run the tiny plan until so many answers have come."""
-    with pytest.raises(Stop):
-        weft.run(tiny(), folder, screen=Stopper(answers), **{"save_every": 0.0, **options})
+    """Run the tiny plan until so many answers have come, with a checkpoint after each round."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.session.SAVE_SHARE", 0)  # however long saving takes
+        with pytest.raises(Stop):
+            weft.run(tiny(), folder, screen=Stopper(answers), **{"save_every": 0.0, **options})
 
 
 def copy(folder: Path, to: Path) -> Path:

@@ -14,7 +14,7 @@ import torch
 
 from weft import client as client_module
 from weft.client import World
-from weft.engines.local import Reply, Request
+from weft.engines import Reply, Request
 from weft.ledger import Ledger
 from weft.loop import Federation, Progress
 from weft.message import Message, decode
@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 
 TINY: dict[str, Any] = {
     "network": "mlp",
-    "network.hidden": 16,
+    "network.hidden": 8,
     "network.features": 16,
     "scenario": "glyphs",
     "scenario.train": 20,
@@ -59,8 +59,15 @@ def layout_of(*shapes: tuple[int, ...]) -> Layout:
     return Layout(tuple(layers), offset, offset, offset)
 
 
+def spread(layout: Layout, mask: torch.Tensor) -> torch.Tensor:
+    """The mask as a vector of all weights, each row's number repeated: the plain way to write m * B."""
+    return torch.cat([mask[layer.row_span].repeat_interleave(layer.width) for layer in layout.layers])
+
+
 @functools.lru_cache(maxsize=512)
-def _drawn(scenario: str, options: str, clients: int, tasks: int, seed: int, client: int, step: int, part: Any) -> Batches:
+def _drawn(
+    scenario: str, options: str, clients: int, tasks: int, seed: int, client: int, step: int, part: Any
+) -> Batches:
     from weft import scenarios
 
     task = scenarios.build(scenario, json.loads(options), clients, tasks, seed).sequences[client][step]
@@ -76,13 +83,13 @@ class CachedWorld(World):
         return _drawn(plan.scenario, options, plan.clients, plan.tasks, plan.seed, client, step, part)
 
 
-class Interrupted(Exception):
+class Interrupted(Exception):  # noqa: N818 - it is no error
     """The session ends here."""
 
 
 @dataclasses.dataclass
 class Run:
-    """A federation in memory. Its engine is itself: clients answer one after another, in an order that can be chosen."""
+    """A federation in memory, which is its own engine and listener: clients answer one after another."""
 
     plan: Plan
     backwards: bool = False  # do the clients answer in another order?
@@ -93,8 +100,6 @@ class Run:
     server: State = dataclasses.field(default_factory=State)
     clients: dict[int, State] = dataclasses.field(default_factory=dict)
     progress: Progress = dataclasses.field(default_factory=Progress)
-    requests: list[Message] = dataclasses.field(default_factory=list)
-    replies: list[Message] = dataclasses.field(default_factory=list)
     wires: list[bytes] = dataclasses.field(default_factory=list)  # requests and replies in turn
     privates: list[torch.Tensor] = dataclasses.field(default_factory=list)  # biases and head of each who replied
     reports: list[tuple[int, int, int, dict[str, Any]]] = dataclasses.field(default_factory=list)
@@ -117,9 +122,7 @@ class Run:
         return self.world.scenario
 
     def go(self) -> Run:
-        Federation(
-            self.plan, self.scenario, self.method, self, self.server, self.ledger, self.progress, self
-        ).run()
+        Federation(self.plan, self.scenario, self.method, self, self.server, self.ledger, self.progress, self).run()
         return self
 
     def go_to(self, step: int) -> Run:
@@ -146,18 +149,16 @@ class Run:
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
         for client, wire in reversed(list(requests)) if self.backwards else requests:
             state = self.clients.setdefault(client, State())
-            self.requests.append(decode(wire))
             reply = client_module.answer(self.world, client, state, wire)
             if self.careless:
                 assert client_module.answer(self.world, client, state, wire) == reply
-                network = self.world.lesson(client, self.requests[-1].step).network
+                network = self.world.lesson(client, decode(wire).step).network
                 network.vector.fill_(1e3)
                 network.gradient.fill_(1e3)
-            self.replies.append(decode(reply))
             self.wires += [wire, reply]
             self.privates.append(state.tensor("private"))
             if self.folder is not None:
-                self.clients[client] = self._again(state, f"client-{client}@{len(self.replies)}")
+                self.clients[client] = self._again(state, f"client-{client}@{len(self.wires)}")
             yield Reply(client, reply, 0.0)
 
     def _again(self, state: State, prefix: str) -> State:
@@ -184,6 +185,16 @@ class Run:
             raise Interrupted
 
     # ---- what came out
+
+    @functools.cached_property
+    def requests(self) -> list[Message]:
+        """Of a finished run."""
+        return [decode(wire) for wire in self.wires[::2]]
+
+    @functools.cached_property
+    def replies(self) -> list[Message]:
+        """Of a finished run."""
+        return [decode(wire) for wire in self.wires[1::2]]
 
     def theta(self, client: int, step: int) -> torch.Tensor:
         """All that client's weights, biases and head with which it would now answer for one of its tasks."""
@@ -225,7 +236,9 @@ def state_bits(state: State) -> dict[str, Any]:
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
     """The keys under which two dicts differ: a short message where whole tensors would fill the screen."""
-    return sorted(str(key) for key in {*first, *second} if key not in first or key not in second or first[key] != second[key])
+    return sorted(
+        str(key) for key in {*first, *second} if key not in first or key not in second or first[key] != second[key]
+    )
 
 
 @functools.lru_cache(maxsize=64)

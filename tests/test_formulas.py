@@ -1,10 +1,10 @@
-"""The formulas of the decomposition: digits worked by hand, gradients against autograd, minima against their neighbours."""
+"""The formulas of the decomposition: digits by hand, gradients against autograd, minima against their neighbours."""
 
 import math
 
 import pytest
 import torch
-from helpers import layout_of, vector
+from helpers import layout_of, spread, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ NET = layout_of((4, 3, 2, 2), (5, 8), (1, 5))  # a convolution and two matrices:
 CPU = torch.device("cpu")
 
 seeds = st.integers(0, 2**32 - 1)
-quick = settings(max_examples=25, deadline=None)
+quick = settings(max_examples=15, deadline=None)
 
 
 def draw(seed, *sizes):
@@ -44,11 +44,6 @@ def sparse(seed, layout, share=0.3):
 
 def foreign_of(layout, *dense):
     return [Foreign.of(Sparse.of(one), layout, CPU) for one in dense]
-
-
-def spread(layout, mask):
-    """The mask as a vector of all weights, each row's number repeated: the plain way to write m * B."""
-    return torch.cat([mask[layer.row_span].repeat_interleave(layer.width) for layer in layout.layers])
 
 
 def spread_attention(layout, attention, place, count):
@@ -335,7 +330,9 @@ def test_strongest_rows_by_hand():
     assert strongest_rows(layout, mask, 1.0).all()
 
 
-@pytest.mark.parametrize(("keep", "rows", "count"), [(0.3, 10, 3), (0.3, 20, 6), (0.7, 10, 7), (0.3, 50, 15), (0.31, 10, 4)])
+@pytest.mark.parametrize(
+    ("keep", "rows", "count"), [(0.3, 10, 3), (0.3, 20, 6), (0.7, 10, 7), (0.3, 50, 15), (0.31, 10, 4)]
+)
 def test_a_share_is_no_row_more_than_it_says(keep, rows, count):
     """0.7 * 10 is 7.000000000000001 in floating point, and 7 rows are meant."""
     assert strongest_rows(layout_of((rows, 1)), torch.rand(rows), keep).sum() == count

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.errors import Problem
-from weft.message import DEEPEST, LONGEST_HEADER, BadMessage, Message, decode, encode, weigh
+from weft.headers import DEEPEST
+from weft.message import LONGEST_HEADER, BadMessage, Message, decode, encode, weigh
 from weft.tensors import LARGEST, Rows, Sparse, dense, nonzeros, same
 
 FRAME = 22  # magic 4, version 2, header length 4, payload length 8, checksum 4

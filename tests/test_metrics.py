@@ -11,7 +11,7 @@ from weft.metrics import average_accuracy, backward_transfer, forgetting, over_c
 accuracies = st.floats(0, 1)
 MEASURES = (average_accuracy, forgetting, backward_transfer)
 NEAR = 1e-9
-quick = settings(max_examples=60, deadline=None)
+quick = settings(max_examples=40, deadline=None)
 
 
 @st.composite
@@ -101,7 +101,9 @@ def test_with_two_tasks_the_two_measures_are_one(matrix):
 @quick
 @given(matrices(least=2))
 def test_they_are_one_as_long_as_no_task_gets_better_later(matrix):
-    falling = [[min(matrix[t][i] for t in range(i, after + 1)) for i in range(after + 1)] for after in range(len(matrix))]
+    falling = [
+        [min(matrix[t][i] for t in range(i, after + 1)) for i in range(after + 1)] for after in range(len(matrix))
+    ]
     assert forgetting(falling) == pytest.approx(-backward_transfer(falling), abs=NEAR)
     assert forgetting(falling) >= -NEAR
 

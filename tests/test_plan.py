@@ -143,7 +143,7 @@ def test_a_plan_does_not_change():
 
 
 def test_each_layer_wins_over_the_one_below(tmp_path):
-    """defaults < preset < the plan's keys < [for.METHOD] < the command line; fedweit@released sets patience and keep."""
+    """defaults < preset < the plan's keys < [for.METHOD] < the command line; the preset sets patience and keep."""
     plain, preset = Plan(), Plan.merge({"method": "fedweit@released"})
     assert (plain.patience, preset.patience) == (5, 3)
     assert (plain.method_options["keep"], preset.method_options["keep"]) == (0.3, 0.7)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from helpers import CachedWorld, Run, run, state_bits, tiny
+from helpers import CachedWorld, Interrupted, Run, run, state_bits, tiny
 from torch.nn import functional
 
 from weft.client import answer
@@ -47,7 +47,13 @@ def test_the_defaults_are_the_papers():
 def test_a_lower_loss_starts_the_wait_again():
     plan = tiny(learning_rate=9.0, patience=2)
     assert [rate for rate, _ in rates([5, 5, 4, 4, 3, 3, 3], plan)] == [9] * 6 + [3]
-    assert [rate for rate, _ in rates([5, 6, 5.5, 5.5, 5.5], plan)] == [9, 9, 3, 3, 1]  # lower than the last is not enough
+    assert [rate for rate, _ in rates([5, 6, 5.5, 5.5, 5.5], plan)] == [
+        9,
+        9,
+        3,
+        3,
+        1,
+    ]  # lower than the last is not enough
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -157,7 +163,7 @@ def learned(finished, client=0):
 
 
 def assert_learned_alike(found, wanted):
-    """Two Adams that round differently: where a gradient is next to 0 its last bits decide, so a few values may part."""
+    """Two Adams that round differently: where a gradient is next to 0 its last bits decide, so a few values part."""
     apart = (found - wanted).abs()
     assert apart.mean() < 1e-6
     assert apart.max() < 1e-3
@@ -195,10 +201,8 @@ def test_moments_live_as_long_as_they_are_told_to(name):
         running.stop_after_round = True
         steps = []
         for _ in range(2):
-            try:
+            with pytest.raises(Interrupted):
                 running.go()
-            except Exception as end:
-                assert type(end).__name__ == "Interrupted"
             state = running.clients[0]
             steps.append(sorted(key for key in state.tensors if key.startswith("adam/")))
             if steps[-1]:
@@ -221,7 +225,7 @@ def taken(monkeypatch):
 
 
 def epochs(taken, each):
-    return [sum(taken[place : place + each], []) for place in range(0, len(taken), each)]
+    return [list(itertools.chain(*taken[place : place + each])) for place in range(0, len(taken), each)]
 
 
 def test_shuffled(taken):
@@ -259,14 +263,12 @@ def test_the_report_of_a_round():
 
 
 def test_the_validation_loss_is_that_of_the_model_after_the_round():
-    plan = tiny(**ADAM)
     finished = run(**ADAM)
-    network = Network(Mlp(3072, 16, 16), 16, 2)
+    network = Network(Mlp(3072, 8, 16), 16, 2)
     network.vector.copy_(learned(finished))
     accuracy, loss = network.measure(finished.world.batches(0, 0, "valid"))
     assert reported(finished, "valid_loss")[-1] == pytest.approx(loss, rel=1e-5)
     assert reported(finished, "valid_accuracy")[-1] == accuracy
-    assert plan.epochs_per_round == 2
 
 
 # ---- a client that has stopped
@@ -275,7 +277,12 @@ def test_the_validation_loss_is_that_of_the_model_after_the_round():
 def ask(world, state, ops, step=0, round_index=0, tensors=None, numbers=None):
     name = f"{step}.{round_index}.{'-'.join(ops)}"
     return decode(
-        answer(world, 0, state, encode(Message("server", "client-0", name, ops, step, round_index, tensors or {}, numbers or {})))
+        answer(
+            world,
+            0,
+            state,
+            encode(Message("server", "client-0", name, ops, step, round_index, tensors or {}, numbers or {})),
+        )
     )
 
 

@@ -108,7 +108,9 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
         method.finish(state, lesson)
         forget_optimizer(state)
         tensors |= method.give(state, lesson)
-        numbers["task_valid_accuracy"] = state.numbers.get("valid_accuracy")
+        if state.numbers["schedule"]["epochs"]:  # of the model as it is put away
+            method.answer_for(state, step, lesson)
+            numbers["task_valid_accuracy"] = lesson.network.measure(world.batches(client, step, "valid"))[0]
         numbers["size"] = method.size(state)._asdict()
         numbers["density"] = density(state, lesson)
     if "test" in request.ops:

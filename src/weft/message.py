@@ -30,32 +30,23 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn, get_args
+from typing import Any, NamedTuple, NoReturn, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from weft.errors import Problem
+from weft.headers import Precision, description_fault, header_fault, name_fault
 from weft.tensors import LARGEST, Payload, Rows, Sparse, kept_size, same
-
-Precision = Literal["float32", "half"]
 
 MAGIC = b"WEFT"
 VERSION = 1
 PREFIX = struct.Struct("<4sHIQ")  # magic, version, header length, payload length
 CHECKSUM = struct.Struct("<I")
 LONGEST_HEADER = 2**22  # JSON grows about thirtyfold when parsed: 4 MiB is far above any need and far below harm
-DEEPEST = 32  # levels of nesting in numbers
 ESCAPE = 255
 
-_FIELDS = {"error", "numbers", "ops", "precision", "receiver", "request_id", "round", "sender", "step", "tensors"}
-_DESCRIPTIONS = {
-    "dense": {"encoding", "name", "size"},
-    "rows": {"encoding", "name", "segments"},
-    "sparse-gaps": {"count", "encoding", "name", "size"},
-    "sparse-mask": {"encoding", "name", "size"},
-}
 _VALUES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "half": np.dtype("<f2")}
 _NATIVE = {"float32": torch.float32, "half": torch.float16}
 
@@ -108,7 +99,7 @@ def encode(message: Message, precision: Precision = "float32") -> bytes:
     descriptions: list[dict[str, Any]] = []
     chunks: list[_Chunk] = []
     for name in sorted(message.tensors):
-        if fault := _name_fault(name):
+        if fault := name_fault(name):
             raise ValueError(f"tensor {name!r} needs another name: {fault}")
         description, index, values = _shape_out(name, message.tensors[name])
         descriptions.append({"name": name, **description})
@@ -125,7 +116,7 @@ def _header_out(message: Message, precision: Precision, descriptions: list[dict[
     if not isinstance(message.ops, tuple):  # ops=("train") is one text, and would go out letter by letter
         raise ValueError(f"ops must be a tuple of texts, got {message.ops!r}")
     fields = {**_words(message), "precision": precision, "tensors": descriptions}
-    if fault := _header_fault(fields):
+    if fault := header_fault(fields):
         raise Problem(f"message from {message.sender!r} cannot be sent: {fault}")
     try:
         header = _canonical(fields)
@@ -256,7 +247,7 @@ def _header_in(raw: bytes) -> dict[str, Any]:
         _refuse("its header is not a JSON object")
     if not canonical:
         _refuse("its header is not in canonical form (compact, sorted keys, no key twice)")
-    if fault := _header_fault(header):
+    if fault := header_fault(header):
         _refuse(fault)
     return header
 
@@ -274,7 +265,7 @@ def _parts(header: dict[str, Any], payload: _Bytes) -> Iterator[_Part]:
         return payload[at - count : at]
 
     for description in header["tensors"]:
-        if fault := _description_fault(description):
+        if fault := description_fault(description):
             _refuse(fault)
         name, begin = description["name"], at
         if name <= before:
@@ -358,87 +349,6 @@ def _canonical(header: Any) -> bytes:
     return text.encode()
 
 
-def _header_fault(header: dict[str, Any]) -> str:
-    """What is wrong with a header, the list of tensors aside; nothing if nothing is."""
-    if header.keys() != _FIELDS:
-        strange, missing = sorted(header.keys() - _FIELDS), sorted(_FIELDS - header.keys())
-        return f"field {_show(strange[0])} is unknown" if strange else f"field {missing[0]!r} is missing"
-    for key in ("sender", "receiver", "request_id", "error"):
-        if not isinstance(header[key], str):
-            return f"{key} is not text"
-    for key in ("step", "round"):
-        if type(header[key]) is not int or abs(header[key]) > LARGEST:
-            return f"{key} is not a whole number of at most {LARGEST:,}"
-    if not isinstance(header["ops"], list) or not all(isinstance(op, str) for op in header["ops"]):
-        return "ops is not a list of texts"
-    if header["precision"] not in get_args(Precision):
-        return f"precision {_show(header['precision'])} is unknown"
-    if not isinstance(header["tensors"], list):
-        return "tensors is not a list"
-    if not isinstance(header["numbers"], dict):
-        return "numbers is not an object"
-    return _number_fault(header["numbers"], "numbers", 0)
-
-
-def _number_fault(value: Any, path: str, depth: int) -> str:
-    # exact types: a tuple or a numpy float would come back as something else than was sent
-    if value is None or type(value) in (str, bool):
-        return ""
-    if type(value) is int:
-        return "" if -(2**63) <= value < 2**63 else f"{path} does not fit into 64 bits"
-    if type(value) is float:
-        return "" if math.isfinite(value) else f"{path} is {value}; only finite numbers can be sent"
-    if depth == DEEPEST:
-        return f"numbers is nested deeper than {DEEPEST} levels"
-    if type(value) is list:
-        faults = (_number_fault(item, f"{path}[{place}]", depth + 1) for place, item in enumerate(value))
-        return next(filter(None, faults), "")
-    if type(value) is dict:
-        if strange := [key for key in value if type(key) is not str]:
-            return f"{path} has the key {_show(strange[0])}, which is not text"
-        faults = (_number_fault(item, f"{path}[{_show(key)}]", depth + 1) for key, item in value.items())
-        return next(filter(None, faults), "")
-    return f"{path} is a {type(value).__name__}; JSON knows str, int, float, bool, None, list and dict"
-
-
-def _description_fault(description: Any) -> str:
-    """What is wrong with a tensor's description as such; whether it fits the payload is seen later."""
-    if not isinstance(description, dict) or not isinstance(description.get("encoding"), str):
-        return "a tensor's description is not an object with an encoding"
-    known = _DESCRIPTIONS.get(description["encoding"])
-    if known is None:
-        return f"encoding {_show(description['encoding'])} is unknown"
-    if description.keys() != known:
-        return f"a {description['encoding']} tensor has the fields {_show(sorted(description))}, not {sorted(known)}"
-    name = description["name"]
-    if not isinstance(name, str) or _name_fault(name):
-        return f"a tensor cannot be called {_show(name)}"
-    for key in known & {"size", "count"}:
-        if type(description[key]) is not int or not 0 <= description[key] <= LARGEST:
-            return f"the {key} of tensor {name!r} is {_show(description[key])}, not a number from 0 to {LARGEST:,}"
-    if "segments" in known:
-        segments = description["segments"]
-        if not isinstance(segments, list) or not all(_is_segment(segment) for segment in segments):
-            return f"the segments of tensor {name!r} are not a list of [rows, width], both at least 1"
-        if sum(rows * width for rows, width in segments) > LARGEST:
-            return f"the segments of tensor {name!r} make more than {LARGEST:,} values"
-    return ""
-
-
-def _is_segment(segment: Any) -> bool:
-    return (
-        isinstance(segment, list) and len(segment) == 2 and all(type(n) is int and 1 <= n <= LARGEST for n in segment)
-    )
-
-
-def _name_fault(name: str) -> str:
-    if name == "header":
-        return "the rest of a message is weighed under this name"
-    if not 1 <= len(name) <= 200 or not name.isprintable():
-        return "a name has 1 to 200 printable characters"  # it becomes a column of a CSV file
-    return ""
-
-
 def _gaps(indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """How many positions were skipped before each index: (count,), none below 0 as indices increase."""
     return np.diff(indices, prepend=np.array(-1, dtype=indices.dtype)) - 1
@@ -455,12 +365,6 @@ def _mask_length(count: int) -> int:
 def _finite(values: torch.Tensor) -> bool:
     # the extremes hand NaN on, in a twentieth of the time of isfinite().all()
     return values.numel() == 0 or all(math.isfinite(extreme) for extreme in torch.aminmax(values))
-
-
-def _show(value: Any) -> str:
-    """A stranger's value in an error of one line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _refuse(why: str) -> NoReturn:

@@ -28,6 +28,7 @@ from weft.methods.formulas import (
     compose,
     drift_gradient,
     drift_gradient_adaptive,
+    largest,
     pull_back,
     retroactive,
     soft_threshold,
@@ -59,10 +60,11 @@ def _words(value: Any) -> Any:
 class Options(base.Options):
     biases: Literal["shared", "private"] = "private"  # released code: a set for each task
     keep: float = Field(0.3, gt=0, le=1)  # the share of each layer's rows that is sent; 30 % in the paper
-    lambda_sparsity: float = Field(0.3, ge=0)  # lambda_1 on A; [0.1, 0.4] in appendix A
+    lambda_sparsity: float = Field(0.2, ge=0)  # lambda_1 on A; [0.1, 0.4] in appendix A
     lambda_mask: float = Field(0.0, ge=0)  # lambda_1 on m
     sparsify: Literal["proximal", "gradient"] = "proximal"  # l1 as a step of rate * lambda_1 towards 0, or as gradient
     prune_below: float = Field(0.0, ge=0)  # smaller values of A are 0 when tested, sent and stored
+    adaptive_keep: float = Field(0.1, gt=0, le=1)  # of A at a task's end only this share stays, the largest values
     lambda_drift: float = Field(100.0, ge=0)  # lambda_2, appendix A
     weight_decay: float = Field(0.0, ge=0)  # on A and the mask, and on B in a client's first task
     mask: Literal["sigmoid", "linear"] = "sigmoid"  # m = sigmoid(v), or m itself is learned and may reach 0
@@ -106,6 +108,7 @@ class FedWeIT(Method):
             "method.lambda_mask": 0.1,
             "method.sparsify": "gradient",
             "method.prune_below": 1e-4,
+            "method.adaptive_keep": 1.0,
             "method.mask": "linear",
             "method.mask_start": 1.0,
             "method.send": "product",
@@ -119,6 +122,7 @@ class FedWeIT(Method):
             "method.lambda_sparsity": 1e-3,
             "method.sparsify": "gradient",
             "method.prune_below": 1e-3,
+            "method.adaptive_keep": 1.0,
             "method.lambda_drift": 50.0,  # half of the squared norm
             "method.weight_decay": 1e-4,
             "method.mask_spread": 0.05,
@@ -265,13 +269,14 @@ class FedWeIT(Method):
 
     def _open_drift(self, client: State, lesson: Lesson, work: FedWeITWork) -> None:
         """The sums over past tasks that the drift term needs: while past A stays put they cost the same at any task."""
-        work.reference = client.tensor("reference").to(work.network.vector.device)
-        work.past_masks = [self._archived(client, f"mask/{step}") for step in range(lesson.step)]
+        device = work.network.vector.device
+        work.reference = client.tensor("reference").to(device)
+        work.past_masks = [self._archived(client, f"mask/{step}").to(device) for step in range(lesson.step)]
         work.mask_squares = torch.stack(work.past_masks).square().sum(dim=0)
         if self.options.past == "frozen" or "a" in self.options.without:
             return
-        past = [self._archived(client, f"adaptive/{step}") for step in range(lesson.step)]
-        before = [self._archived(client, f"adaptive_before/{step}") for step in range(lesson.step)]
+        past = [self._archived(client, f"adaptive/{step}").to(device) for step in range(lesson.step)]
+        before = [self._archived(client, f"adaptive_before/{step}").to(device) for step in range(lesson.step)]
         if self.options.past == "closed":
             work.masked_changes = torch.zeros_like(work.reference)
             for mask, new, old in zip(work.past_masks, past, before, strict=True):
@@ -354,9 +359,9 @@ class FedWeIT(Method):
             change = work.variables["base"] - work.reference
             threshold = 0.0 if "l1" in self.options.without else self.options.lambda_sparsity / (2 * self._lambda_drift)
             for step, mask in enumerate(work.past_masks):
-                before = self._archived(client, f"adaptive_before/{step}")
+                before = self._archived(client, f"adaptive_before/{step}").to(change.device)
                 best = retroactive(work.layout, before, change, mask, threshold)
-                client.archive[f"adaptive/{step}"] = tensors.Sparse.of(best)
+                client.archive[f"adaptive/{step}"] = tensors.Sparse.of(best.cpu())
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         """Alg. 1 line 8: the strongest rows of B, or of B * m."""
@@ -380,7 +385,7 @@ class FedWeIT(Method):
         client.archive[f"mask/{step}"] = torch.ones(lesson.layout.rows) if mask is None else mask
         learned = client.numbers["schedule"]["epochs"] > 0
         adaptive = self._pruned(client.tensor("adaptive")) if learned else torch.zeros(lesson.layout.weights)
-        client.archive[f"adaptive/{step}"] = tensors.Sparse.of(adaptive)
+        client.archive[f"adaptive/{step}"] = tensors.Sparse.of(largest(adaptive, self.options.adaptive_keep))
         if client.numbers["foreign"]:
             client.archive[f"attention/{step}"] = client.tensor("attention")
         client.numbers[f"foreign/{step}"] = client.numbers["foreign"]

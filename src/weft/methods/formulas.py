@@ -157,6 +157,16 @@ def soft_threshold(vector: torch.Tensor, threshold: float) -> None:
     torch.ops.aten.softshrink.out(vector, threshold, out=vector)  # three times faster than composing it in place
 
 
+def largest(adaptive: torch.Tensor, share: float) -> torch.Tensor:
+    """A with all but the share of its largest values set to 0; of the whole network, not layer by layer."""
+    count = math.floor(share * len(adaptive) + 1e-9)
+    if int(adaptive.count_nonzero()) <= count:
+        return adaptive
+    size = adaptive.abs()
+    smallest_kept = size.kthvalue(len(size) - count + 1).values if count else size.max() + 1
+    return torch.where(size >= smallest_kept, adaptive, 0.0)
+
+
 def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Tensor:
     """Which rows to send: of each layer the share `keep` with the largest |m|, rounded up; the first of equals."""
     kept = torch.zeros(layout.rows, dtype=torch.bool)

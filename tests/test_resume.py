@@ -1,0 +1,355 @@
+"""Stop and go on: killed, interrupted or crashed at any moment, a resumed run gives the same bits."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from cli_helpers import (
+    ANSWERS,
+    COMMAND,
+    alive,
+    assert_one_line,
+    assert_same_result,
+    children,
+    contents,
+    copy,
+    journal_lines,
+    stop_after,
+    tiny,
+    until,
+)
+
+import weft
+from weft.record import Record
+
+pytest_plugins = ["cli_helpers"]
+
+LONG = {"rounds_per_task": 8}  # enough rounds to be interrupted in
+ORPHANS = 3  # seconds that a worker may outlive its parent, on a machine that is busy with other tests
+
+
+@pytest.fixture(scope="session")
+def long_plan(tmp_path_factory) -> Path:
+    file = tmp_path_factory.mktemp("plans") / "long.toml"
+    file.write_text(tiny(name="long", **LONG).toml())
+    return file
+
+
+@pytest.fixture(scope="session")
+def long_run(tmp_path_factory) -> Path:
+    """The longer run without any stop."""
+    folder = tmp_path_factory.mktemp("finished") / "long"
+    weft.run(tiny(name="long", **LONG), folder)
+    return folder
+
+
+def python(text: str, *words: object) -> subprocess.CompletedProcess[str]:
+    script = [sys.executable, "-c", textwrap.dedent(text), *map(str, words)]
+    return subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
+
+
+# ---- the start -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_folder_with_its_plan_is_there_within_a_second(tmp_path, plan_file, command, finished):
+    """The best of four starts: others may have the processor. What was killed this early goes on like any other."""
+    seconds = []
+    for attempt in range(4):
+        folder = tmp_path / str(attempt)
+        began = time.monotonic()
+        process = subprocess.Popen(
+            [COMMAND, "run", plan_file, "--out", folder, "--workers", "1"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            until(lambda folder=folder: (folder / "plan.toml").exists() and (folder / "run.json").exists())
+            seconds.append(time.monotonic() - began)
+        finally:
+            process.kill()
+            process.wait()
+        if seconds[-1] < 1:
+            break
+    assert min(seconds) < 1
+    assert command("resume", folder, "--workers", "1").code == 0
+    assert_same_result(folder, finished)
+
+
+def test_the_folder_is_on_disk_before_torch_is_asked_for(tmp_path, plan_file):
+    done = python(
+        """
+        import os, sys
+        from pathlib import Path
+        plan, folder = sys.argv[1:]
+
+        class Watch:
+            def find_spec(self, name, *_):
+                if name == "torch":
+                    names = {path.name for path in Path(folder).iterdir()} if Path(folder).exists() else set()
+                    print(sorted(names & {"plan.toml", "run.json"}), flush=True)
+                    os._exit(7)
+
+        sys.meta_path.insert(0, Watch())
+        sys.argv = ["weft", "run", plan, "--out", folder, "--workers", "1"]
+        from weft.cli import main
+        main()
+        """,
+        plan_file,
+        tmp_path / "run",
+    )
+    assert done.returncode == 7, done.stderr  # torch was asked for
+    assert done.stdout == "['plan.toml', 'run.json']\n"
+    assert weft.Plan.load(tmp_path / "run") == weft.Plan.load(plan_file)
+
+
+def test_plans_and_folders_need_no_torch(tmp_path, plan_file, finished):
+    done = python(
+        """
+        import json, sys
+        import weft, weft.cli
+        from pathlib import Path
+        from weft.record import Record
+        plan, folder, finished = sys.argv[1:]
+        loaded = weft.Plan.load(plan, ["method=fedavg", "seed=3"])
+        weft.Plan(method="fedweit@paper"), weft.Plan(method="stl", network="mlp")
+        Record.create(Path(folder), loaded).close()
+        weft.Result(finished).accuracy_matrix
+        print(json.dumps([name for name in ("torch", "safetensors", "pandas", "sympy") if name in sys.modules]))
+        """,
+        plan_file,
+        tmp_path / "run",
+        finished,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == []
+
+
+# ---- nothing but the result depends on nothing but the plan ----------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [2, 3])
+def test_any_number_of_workers_gives_the_same_bits(tmp_path, finished, workers):
+    result = weft.run(tiny(), tmp_path / "run", workers=workers)
+    assert_same_result(result.folder, finished)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "stl"])
+def test_a_repeated_run_gives_the_same_bits(tmp_path, method):
+    for name in ("one", "two"):
+        weft.run(tiny(method=method), tmp_path / name, memory=512 if name == "one" else 1)
+    assert_same_result(tmp_path / "two", tmp_path / "one")
+
+
+def test_states_on_disk_give_the_same_bits(tmp_path, finished):
+    """One megabyte holds hardly one state: the others wait on disk."""
+    result = weft.run(tiny(), tmp_path / "run", memory=1)
+    assert_same_result(result.folder, finished)
+
+
+def test_saving_often_changes_nothing(tmp_path, finished, monkeypatch):
+    monkeypatch.setattr("weft.session.SAVE_SHARE", 0)
+    result = weft.run(tiny(), tmp_path / "run", save_every=0)
+    assert_same_result(result.folder, finished)
+
+
+def test_another_seed_gives_another_result(tmp_path, finished):
+    """Or all the tests here could pass with constants."""
+    result = weft.run(tiny(seed=1), tmp_path / "run")
+    with pytest.raises(AssertionError):
+        assert_same_result(result.folder, finished)
+
+
+# ---- stopped at a chosen moment, in this process ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("answers", [1, 3, 4, 6, 7, 10, 12])
+def test_stopped_after_any_answer(tmp_path, finished, answers):
+    stop_after(tmp_path / "run", answers)
+    result = weft.resume(tmp_path / "run", memory=1)
+    assert_same_result(result.folder, finished)
+
+
+def test_stopped_without_any_checkpoint(tmp_path, finished):
+    stop_after(tmp_path / "run", ANSWERS, save_every=1000.0)
+    assert not (tmp_path / "run" / "checkpoints" / "manifest.json").exists()
+    result = weft.resume(tmp_path / "run")
+    assert_same_result(result.folder, finished)
+
+
+def test_stopped_before_anything_was_computed(tmp_path, finished):
+    Record.create(tmp_path / "run", tiny()).close()
+    result = weft.resume(tmp_path / "run")
+    assert_same_result(result.folder, finished)
+
+
+def test_stopped_between_the_last_checkpoint_and_the_summary(tmp_path, finished):
+    folder = copy(finished, tmp_path / "run")
+    (folder / "summary.json").unlink()
+    result = weft.resume(folder)
+    assert_same_result(result.folder, finished)
+    assert result.seconds == pytest.approx(weft.Result(finished).seconds, abs=0.5)  # nothing was trained again
+
+
+def test_time_is_counted_over_all_sessions(tmp_path):
+    stop_after(tmp_path / "run", ANSWERS)
+    before = json.loads((tmp_path / "run" / "checkpoints" / "manifest.json").read_text())["progress"]["seconds"]
+    assert weft.resume(tmp_path / "run").seconds > before > 0
+
+
+# ---- kill -9 ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("save", ["always", "default"])
+@pytest.mark.parametrize("seed", range(3))
+def test_killed_up_to_three_times_at_random(tmp_path, command, long_plan, long_run, seed, save):
+    dice = random.Random(f"{seed} {save}")
+    folder = tmp_path / "run"
+    options = {"save_always": save == "always"}
+    saving = ["--save-every", "0"] if save == "always" else []
+    words = ["run", long_plan, "--out", folder]
+    kills = 0
+    for _ in range(3):
+        memory = ["--memory", dice.choice(["1", "512"])]
+        running = command.start(*words, "--workers", "1", *memory, *saving, **options)
+        enough = journal_lines(folder) + dice.randint(1, 20)
+        until(lambda running=running, enough=enough: journal_lines(folder) >= enough or not alive(running.pid))
+        time.sleep(dice.random() * 0.02)
+        code = running.kill()
+        assert code in (0, -signal.SIGKILL), running.wait()
+        kills += code == -signal.SIGKILL
+        words = ["resume", folder]
+    assert kills
+    outcome = command("resume", folder, "--workers", "1", "--memory", dice.choice(["1", "512"]))
+    assert outcome.code == 0, outcome
+    assert_same_result(folder, long_run)
+    for line in (folder / "journal.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+@pytest.mark.slow
+def test_killed_with_workers_and_resumed_with_others(tmp_path, command, long_plan, long_run):
+    folder = tmp_path / "run"
+    words = ["run", long_plan, "--out", folder, "--workers", "2", "--save-every", "0"]
+    for workers, lines in ((2, 6), (3, 12)):
+        running = command.start(*words, save_always=True)
+        until(lambda lines=lines: journal_lines(folder) >= lines)
+        orphans = children(running.pid)
+        assert len(orphans) == workers
+        assert running.kill() == -signal.SIGKILL
+        until(lambda orphans=orphans: not any(map(alive, orphans)), seconds=ORPHANS)
+        words = ["resume", folder, "--workers", "3", "--memory", "1"]
+    outcome = command("resume", folder, "--workers", "1")
+    assert outcome.code == 0, outcome
+    assert_same_result(folder, long_run)
+
+
+@pytest.mark.slow
+def test_orphans_die_even_while_they_start(tmp_path, command, long_plan, long_run):
+    folder = tmp_path / "run"
+    running = command.start("run", long_plan, "--out", folder, "--workers", "2")
+    orphans = until(lambda: len(found := children(running.pid)) == 2 and (folder / "run.json").exists() and found)
+    assert running.kill() == -signal.SIGKILL
+    until(lambda: not any(map(alive, orphans)), seconds=ORPHANS)  # though they are busy loading torch
+    assert command("resume", folder, "--workers", "1").code == 0
+    assert_same_result(folder, long_run)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed(tmp_path, command, long_plan, long_run):
+    folder = tmp_path / "run"
+    running = command.start("run", long_plan, "--out", folder, "--workers", "2", "--save-every", "0", save_always=True)
+    until(lambda: journal_lines(folder) >= 6)
+    workers = children(running.pid)
+    os.kill(workers[0], signal.SIGKILL)
+    outcome = running.wait(20)
+    assert_one_line(without_progress(outcome), "worker", "died")
+    until(lambda: not any(map(alive, workers)), seconds=2)
+    assert command("resume", folder, "--workers", "1").code == 0
+    assert_same_result(folder, long_run)
+
+
+def without_progress(outcome):
+    lines = outcome.err.splitlines(keepends=True)
+    return outcome._replace(err="".join(line for line in lines if " of 2 learned after " not in line))
+
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------------------------------
+
+
+def assert_stopped(outcome, folder):
+    assert outcome.code == 130, outcome
+    assert outcome.out == ""
+    assert "Traceback" not in outcome.err
+    assert "Error" not in outcome.err
+    assert f"weft resume {folder}" in " ".join(outcome.err.split())
+    assert any(f"weft resume {folder}" in line for line in outcome.err.splitlines())  # one can copy it
+
+
+def test_interrupted(tmp_path, command, long_plan, long_run):
+    folder = tmp_path / "run"
+    running = command.start("run", long_plan, "--out", folder, "--workers", "1", "--save-every", "0")
+    for lines in (5, 10):
+        until(lambda lines=lines: journal_lines(folder) >= lines)
+        running.send(signal.SIGINT)
+        assert_stopped(running.wait(10), folder)
+        before = contents(folder)
+        assert "summary.json" not in before
+        running = command.start("resume", folder, "--workers", "1")
+    assert running.wait().code == 0
+    assert_same_result(folder, long_run)
+
+
+@pytest.mark.slow
+def test_interrupted_with_workers(tmp_path, command, long_plan, long_run):
+    """A terminal sends Ctrl-C to the whole group, workers and all."""
+    folder = tmp_path / "run"
+    running = command.start("run", long_plan, "--out", folder, "--workers", "2")
+    until(lambda: journal_lines(folder) >= 6)
+    workers = children(running.pid)
+    assert len(workers) == 2
+    os.killpg(running.pid, signal.SIGINT)
+    assert_stopped(running.wait(10), folder)
+    until(lambda: not any(map(alive, workers)), seconds=2)
+    assert command("resume", folder, "--workers", "1").code == 0
+    assert_same_result(folder, long_run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.0, 0.3, 0.8])
+def test_interrupted_while_starting(tmp_path, plan_file, delay):
+    """Ctrl-C while this process and its workers are still loading torch: no traceback from any of them."""
+    folder = tmp_path / "run"
+    with (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(
+            [COMMAND, "run", plan_file, "--out", folder, "--workers", "2"],
+            stdout=subprocess.DEVNULL,
+            stderr=err,
+            start_new_session=True,
+        )
+        until(lambda: (folder / "run.json").exists())
+        time.sleep(delay)
+        os.killpg(process.pid, signal.SIGINT)
+        code = process.wait(30)
+    time.sleep(0.3)  # a worker may have something to say yet
+    said = (tmp_path / "err").read_text()
+    assert code == 130, said
+    assert "Traceback" not in said
+    assert f"weft resume {folder}" in said
+
+
+def test_an_interrupted_demo_says_how_to_go_on(tmp_path, command):
+    running = command.start("demo", "--workers", "1", cwd=tmp_path)
+    folder = tmp_path / "runs" / "demo-fedweit-s0"
+    until(lambda: journal_lines(folder) >= 2)
+    running.send(signal.SIGINT)
+    assert_stopped(running.wait(20), Path("runs") / "demo-fedweit-s0")
