@@ -177,7 +177,7 @@ class Weft:
         save_always: bool = False,
         **env: str,
     ) -> Running:
-        """`largest_file` in bytes, as on a full disk; `save_always`: a checkpoint after each round, whatever it costs."""
+        """`largest_file` in bytes, as on a full disk; `save_always`: a checkpoint after each round at any cost."""
         number = next(self._numbers)
         out, err = self._folder / f"{number}.out", self._folder / f"{number}.err"
         order = {

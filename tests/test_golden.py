@@ -20,7 +20,6 @@ back are well apart: m differs by 3e-6 or more between the two, and by 1e-7 betw
 import functools
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +43,6 @@ from weft.tensors import dense
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "fedweit_in_one_file.py"
 specification = importlib.util.spec_from_file_location("fedweit_in_one_file", EXAMPLE)
 one_file = importlib.util.module_from_spec(specification)
-sys.modules["fedweit_in_one_file"] = one_file  # where dataclasses look up the annotations
 specification.loader.exec_module(one_file)
 
 TOLERANCE = 1e-4  # of a tensor's distance from its twin, as a share of the twin's length
@@ -62,6 +60,7 @@ MLP = {
     "method.keep": 0.5,
     "method.kb_size": 2,
     "method.lambda_sparsity": 0.3,
+    "method.adaptive_keep": 1.0,  # among so many values of A two are nearly equal, and rounding would choose
     "rounds_per_task": 3,
     "epochs_per_round": 2,
     "batch_size": 8,
@@ -164,6 +163,7 @@ def by_example(plan):
             options["lambda_sparsity"],
             options["lambda_drift"],
             options["keep"],
+            options["adaptive_keep"],
             options["kb_size"],
         ),
         order,
@@ -212,10 +212,8 @@ def by_library(plan, folder):
                 found |= {f"client {c} task {t} {part} {layer}": value for layer, value in layers.items()}
             private = cut(client.archive[f"private/{t}"], private_shapes(plan))
             found |= {f"client {c} task {t} {name}": value for name, value in private.items()}
-    sent = {"up": 0, "down": 0}
-    for row in read_rows(folder, "ledger.csv"):
-        entry = Entry.from_row(row)
-        sent["up" if entry.direction == "c2s" else "down"] += entry.nonzeros
+    entries = map(Entry.from_row, read_rows(folder, "ledger.csv"))
+    sent = sum(entry.nonzeros for entry in entries if entry.direction == "c2s")
     return found, list(accuracy_matrices(folder).values()), sent
 
 
@@ -227,6 +225,7 @@ def composed(plan, network, client, c, t):
 def distance(first, second):
     """The largest distance of a tensor from its twin, as a share of the twin's length; and which one that is."""
     assert first.keys() == second.keys()
+    assert all(value.isfinite().all() for value in (*first.values(), *second.values()))
     lengths = {name: second[name].norm().item() for name in second}
     return max(((first[name] - second[name]).norm().item() / (lengths[name] or 1.0), name) for name in second)
 
@@ -256,7 +255,7 @@ def check(library, example, tolerance):
     assert distance(library[0], example[0]) < (tolerance, "")
     for ours, theirs in zip(library[1], example[1], strict=True):
         assert [pytest.approx(row, abs=1e-6) for row in theirs] == ours  # a matrix of each client
-    assert library[2]["up"] == pytest.approx(example[2]["up"], rel=1e-4)  # a value of A may be 0 here and 1e-9 there
+    assert library[2] == pytest.approx(example[2], rel=1e-4)  # a value of A may be 0 here and 1e-9 there
 
 
 def test_mlp(tmp_path, monkeypatch, expected):
@@ -267,6 +266,13 @@ def test_mlp(tmp_path, monkeypatch, expected):
     assert 0.2 < zeros.float().mean() < 0.8  # A is neither whole nor empty: the proximal step has a say
     nobody = torch.cat([value[:, 0] for name, value in expected[0].items() if name.startswith("theta_G")]) == 0
     assert nobody.any()  # there are rows that nobody sent
+
+
+def test_mlp_that_cuts_a(tmp_path, monkeypatch):
+    """A keeps its largest values at a task's end. A seed and a share where rounding does not decide which these are."""
+    smooth_adam(monkeypatch)
+    plan = weft.Plan(**MLP | {"method.adaptive_keep": 0.02, "seed": 17})
+    check(by_library(plan, tmp_path / "run"), by_example(plan), tolerance=TOLERANCE)
 
 
 def test_mlp_with_adam_as_it_is(tmp_path):
@@ -352,7 +358,6 @@ READINGS = [
     {"method.lambda_sparsity": 0.299},
     {"method.lambda_drift": 95.0},
     {"method.drift_from": "received"},
-    {"method.past": "closed"},
     {"method.divide": "clients"},
     {"optimizer_memory": "round"},
 ]
@@ -367,7 +372,7 @@ def test_it_would_tell_other_readings(reading, tmp_path, monkeypatch, expected):
 
 def test_the_example_has_our_defaults():
     plan = weft.Plan()
-    names = ("lambda_sparsity", "lambda_drift", "keep", "kb_size")
+    names = ("lambda_sparsity", "lambda_drift", "keep", "adaptive_keep", "kb_size")
     assert one_file.Options() == (
         plan.rounds_per_task,
         plan.epochs_per_round,
@@ -378,13 +383,7 @@ def test_the_example_has_our_defaults():
 
 
 def test_the_example_runs():
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = subprocess.run([sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()
     assert [line.split()[:2] for line in lines[:4]] == [["client", "0"], *[["after", "task"]] * 3]
     assert len([line for line in lines if line.startswith("after task")]) == 9

@@ -164,9 +164,9 @@ def test_the_ground_floor_stands_on_nothing(module):
     assert not named(of(module), "weft", "torch")
 
 
-@pytest.mark.parametrize("module", ["weft.tensors", "weft.message"])
+@pytest.mark.parametrize("module", ["weft.tensors", *under("weft.message", "weft.headers")])
 def test_the_wire_knows_no_learning(module):
-    assert named(of(module), "weft") <= {"weft.errors", "weft.tensors"}
+    assert named(of(module), "weft") <= {"weft.errors", "weft.tensors", "weft.message", "weft.headers"}
 
 
 def loaded_by(*roots: str) -> dict[str, list[str]]:

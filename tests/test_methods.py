@@ -401,15 +401,25 @@ def test_without_l1_nothing_is_shrunk(sparsify, past):
     first = weit(without="l1", sparsify=sparsify, past=past)
     second = weit(without="l1", sparsify=sparsify, past=past, lambda_sparsity=3.0, lambda_mask=1.0)
     assert differences(learned_bits(first), learned_bits(second)) == []
-    assert adaptives(first)["adaptive/1"].count_nonzero() == first.layout.weights
+    assert first.clients[0].tensor("adaptive").count_nonzero() == first.layout.weights
 
 
 def test_with_l1_values_of_a_are_zero():
-    found = weit(lambda_sparsity=1.0)
-    kept = [value.count_nonzero() / found.layout.weights for value in adaptives(found).values()]
-    assert max(kept) < 0.9
-    more = [value.count_nonzero() / found.layout.weights for value in adaptives(weit(lambda_sparsity=3.0)).values()]
-    assert all(map(float.__lt__, map(float, more), map(float, kept)))
+    kept = []
+    for weight in (1.0, 3.0):
+        found = weit(lambda_sparsity=weight, adaptive_keep=1)
+        kept.append([int(value.count_nonzero()) for value in adaptives(found).values()])
+    assert max(kept[0]) < 0.9 * found.layout.weights
+    assert all(map(int.__lt__, kept[1], kept[0]))
+
+
+def test_adaptive_keep_is_the_largest_share_of_a():
+    finished = weit(adaptive_keep=0.25)
+    given = finished.parts("c2s")[0, 1, 1, "adaptive"]
+    learned, kept = finished.clients[0].tensor("adaptive"), given.dense() != 0
+    assert 0.24 * finished.layout.weights < given.nonzeros <= 0.25 * finished.layout.weights
+    assert learned[kept].abs().min() >= learned[~kept].abs().max()
+    assert torch.equal(given.dense()[kept], learned[kept])
 
 
 @pytest.mark.parametrize("past", ["frozen", "closed", "joint"])
@@ -455,6 +465,7 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("lambda_mask", 0.5, {"mask": "linear", "mask_start": 1.0}),
     ("sparsify", "gradient", {}),
     ("prune_below", 0.01, {}),
+    ("adaptive_keep", 0.5, {}),
     ("lambda_drift", 1.0, {}),
     ("weight_decay", 0.1, {}),
     ("weight_decay", 0.1, {"without": "m,a"}),
@@ -597,7 +608,7 @@ def test_theta_is_eq_1():
 
 def test_prune_below_holds_for_what_is_stored_and_sent():
     for past in ("frozen", "joint", "closed"):
-        finished = weit(tasks=3, prune_below=0.01, past=past, lambda_sparsity=0.1)
+        finished = weit(tasks=3, prune_below=0.01, past=past, lambda_sparsity=0.1, adaptive_keep=1)
         stored = [value for client in range(3) for value in adaptives(finished, client).values()]
         given = [dense(value) for key, value in finished.parts("c2s").items() if key[-1] == "adaptive"]
         assert len(stored) == len(given) == 9

