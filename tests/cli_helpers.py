@@ -138,16 +138,13 @@ class Running:
         assert self._code is not None
         return self._code
 
-    def kept_open(self) -> bool:
-        """Is the process still there?"""
-        return alive(self.pid)
-
 
 class Weft:
     """The `weft` command: `weft("list", "methods")` is one command to its end, `weft.start(...)` one that runs on."""
 
     def __init__(self, folder: Path):
         self._folder, self._numbers = folder, itertools.count()
+        self._started: list[Running] = []
         environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
         self._server = subprocess.Popen(
             [sys.executable, "-c", SERVER],
@@ -157,14 +154,12 @@ class Weft:
             env=environment,
             start_new_session=True,
         )
-        self._ready = False
+        assert self._server.stdout is not None
+        assert json.loads(self._server.stdout.readline()) == "ready"
 
     def _ask(self, order: dict[str, Any]) -> Any:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        if not self._ready:
-            assert json.loads(self._server.stdout.readline()) == "ready"
-            self._ready = True
         self._server.stdin.write(json.dumps(order) + "\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
@@ -190,12 +185,16 @@ class Weft:
             "save_always": save_always,
         }
         pid = self._ask(order)
-        return Running(pid, out, err, lambda seconds: self._ask({"wait": pid, "seconds": seconds}))
+        running = Running(pid, out, err, lambda seconds: self._ask({"wait": pid, "seconds": seconds}))
+        self._started.append(running)
+        return running
 
     def __call__(self, *words: str | Path, **options: Any) -> Outcome:
         return self.start(*words, **options).wait()
 
     def close(self) -> None:
+        for running in self._started:
+            running.kill()  # a test that failed may have left one behind, even a stopped one
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()

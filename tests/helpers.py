@@ -217,7 +217,9 @@ class Run:
 
     def bits(self) -> dict[str, Any]:
         """All that a run leaves behind, for comparing: server, clients, accuracies, progress and traffic."""
-        found: dict[str, Any] = {"accuracy": self.matrices, "progress": dataclasses.asdict(self.progress)}
+        # as lists and text: the order of the rows is part of what a run leaves behind
+        found: dict[str, Any] = {"accuracy": list(self.matrices.items())}
+        found["progress"] = json.dumps(dataclasses.asdict(self.progress))
         found["traffic"] = sorted(map(str, self.ledger.entries))
         for owner, state in {"server": self.server, **self.clients}.items():
             found |= {f"{owner} {key}": value for key, value in state_bits(state).items()}

@@ -14,7 +14,9 @@ import pytest
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[str, Any]]]:
     folder = tmp_path_factory.mktemp("demo")
-    done = subprocess.run([sys.executable, "-m", "weft", "demo"], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "demo"], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     runs = [Path(path).parent for path in sorted(map(str, folder.glob("runs/*/summary.json")))]
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]

@@ -7,6 +7,7 @@ right, never the other way round; the loop knows no method, a method no engine, 
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,9 +59,13 @@ def imports(text: str, known: dict[str, Path] = MODULES) -> Iterator[Import]:
     yield from walk(ast.parse(text).body, "load")
 
 
+@functools.cache
+def all_of(module: str) -> list[Import]:
+    return list(imports(MODULES[module].read_text(encoding="utf-8")))
+
+
 def of(module: str, *whens: str) -> set[str]:
-    found = imports(MODULES[module].read_text(encoding="utf-8"))
-    return {one.module for one in found if one.when in (whens or ("load", "use", "types"))}
+    return {one.module for one in all_of(module) if one.when in (whens or ("load", "use", "types"))}
 
 
 def under(*prefixes: str) -> list[str]:

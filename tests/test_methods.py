@@ -12,6 +12,7 @@ import math
 import pytest
 import torch
 from helpers import CachedWorld, Run, differences, run, spread, tiny, vector
+from torch.nn import functional
 
 import weft
 from weft import methods
@@ -464,7 +465,7 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("lambda_mask", 0.5, {}),
     ("lambda_mask", 0.5, {"mask": "linear", "mask_start": 1.0}),
     ("sparsify", "gradient", {}),
-    ("prune_below", 0.01, {}),
+    ("prune_below", 0.01, {"adaptive_keep": 1}),
     ("adaptive_keep", 0.5, {}),
     ("lambda_drift", 1.0, {}),
     ("weight_decay", 0.1, {}),
@@ -631,6 +632,55 @@ def test_a_starts_at_a_share_of_the_initial_weights():
     torch.testing.assert_close(state.tensor("adaptive"), state.tensor("base") * 0.25)
 
 
+@pytest.mark.parametrize(("mask", "past"), [("sigmoid", "joint"), ("linear", "closed"), ("sigmoid", "frozen")])
+def test_the_gradients_of_a_step_are_those_of_eq_2(mask, past):
+    """The whole objective written out with autograd: loss, l1, drift, decay; past A put, moved, or learned too."""
+    weights = {"lambda_sparsity": 0.3, "lambda_mask": 0.2, "lambda_drift": 5.0, "weight_decay": 0.05}
+    options = {"mask": mask, "mask_start": 0.5, "mask_spread": 0.2, "sparsify": "gradient", "past": past, **weights}
+    running = Run(tiny(method="fedweit", **{f"method__{key}": value for key, value in options.items()})).go_to(1)
+    method, state, lesson, layout = running.method, running.clients[0], running.world.lesson(0, 1), running.layout
+    method.begin(state, lesson)
+    tensors, numbers = method.brief(running.server, 0, 1, True, running.plan)
+    method.receive(state, Message("server", "client-0", "x", (), 1, 0, tensors, numbers), lesson)
+    rng = torch.Generator().manual_seed(0)
+    before = dense(state.archive["adaptive/0"])
+    if past != "frozen":  # as an earlier round of the task has left it
+        state.archive["adaptive/0"] = Sparse.of(before + 0.01 * torch.randn(layout.weights, generator=rng))
+    work = method.open(state, lesson)
+    work.variables["base"].add_(0.01 * torch.randn(layout.weights, generator=rng))
+    images, labels = running.world.batches(0, 1, "train").take(torch.arange(20))
+    for _ in range(2):  # of the second step too: nothing is left over from the first
+        method.compose(work)
+        lesson.network.compute_gradient(images, labels)
+        method.pull_back(work)
+        method.penalise(work)
+        found = {name: gradient.clone() for name, gradient in work.gradients.items()}
+        method.constrain(work, 0.1)
+
+    v = {name: value.clone().requires_grad_() for name, value in work.variables.items()}
+    wanted = {"base", "mask", "adaptive", "attention", "private", *(["adaptive/0"] if past == "joint" else [])}
+    assert set(v) == set(found) == wanted
+    m = v["mask"].sigmoid() if mask == "sigmoid" else v["mask"]
+    theta = v["base"] * spread(layout, m) + v["adaptive"]
+    alpha = v["attention"].view(2, 2)
+    for place, key in enumerate(state.numbers["foreign"]):
+        by_weight = torch.cat([alpha[i, place].expand(x.rows * x.width) for i, x in enumerate(layout.layers)])
+        theta = theta + by_weight * dense(state.archive[f"foreign/{key}"])
+    first, second = (theta[layer.span].view(layer.shape) for layer in layout.layers)
+    bias1, bias2, head, bias3 = v["private"].split([8, 16, 32, 2])
+    x = functional.relu(functional.linear(images.flatten(1), first, bias1))
+    x = functional.relu(functional.linear(x, second, bias2))
+    loss = functional.cross_entropy(functional.linear(x, head.view(2, 16), bias3), labels)
+    past_mask, past_a = spread(layout, dense(state.archive["mask/0"])), dense(state.archive["adaptive/0"])
+    past_a = v.get("adaptive/0", past_a)
+    moved = (v["base"] - state.tensor("reference")) * past_mask + past_a - before
+    objective = loss + 0.3 * (v["adaptive"].abs().sum() + past_a.abs().sum()) + 0.2 * m.abs().sum()
+    objective = objective + 5 * moved.square().sum()
+    objective = objective + 0.05 * (v["adaptive"].square().sum() + v["mask"].square().sum())
+    for name, gradient in zip(v, torch.autograd.grad(objective, list(v.values())), strict=True):
+        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-4, msg=lambda said, n=name: f"{n}: {said}")
+
+
 # ---- FedWeIT: the knowledge base
 
 
@@ -700,6 +750,24 @@ def test_a_foreign_a_is_sent_once_and_stored_once(kb_size):
         assert max(map(len, given.values())) == 6
 
 
+def test_a_client_meets_kb_in_its_first_exchange_of_a_task():
+    """Alg. 1 line 6, also for a client that is first chosen in a later round."""
+    for unchosen in (True, False):
+        finished = weit(tasks=3, clients_per_round=1, train_unchosen=unchosen, rounds_per_task=3)
+        talked = sorted((client, step, r) for client, step, r, part in finished.parts("s2c") if part == "global")
+        first = {}
+        for client, step, r in talked:
+            first.setdefault((client, step), r)
+        assert set(first.values()) > {0}
+        told = {
+            (int(m.receiver.removeprefix("client-")), m.step): m.round
+            for m in finished.requests
+            if "foreign" in m.numbers
+        }
+        assert told == first
+        assert set(kb_of(finished)) == set(first)
+
+
 def test_attention_starts_even():
     running = Run(tiny(method="fedweit", tasks=2))
     running.go_to(1)
@@ -724,6 +792,8 @@ def test_all_that_trained_give_their_a(unchosen, seed):
     assert len(set(given)) == len(given)
     assert set(given) == trained(finished) == set(map(origin, finished.server.archive))
     assert (len(given) == 9) == unchosen
+    weighed = finished.ledger.by("direction", "part", "client", "step")
+    assert {key[2:] for key in weighed if key[:2] == ("c2s", "adaptive")} == set(given)  # also when it is sent alone
     for client, step in given:
         (reply,) = (
             r for r in finished.replies if r.sender == f"client-{client}" and r.step == step and "adaptive" in r.tensors

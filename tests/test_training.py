@@ -307,7 +307,7 @@ def test_a_stopped_client_keeps_its_model_and_sends_nothing(name):
     assert (reply.numbers["images"], reply.numbers["stopped"]) == (0, True)
 
     # what is given once a task is given all the same, but nothing else
-    reply = ask(world, state, ("receive", "train", "send", "finish", "test"), 0, 2, *later)
+    reply = ask(world, state, ("receive", "train", "send", "finish", "give", "test"), 0, 2, *later)
     assert set(reply.tensors) == set(method.give(state, world.lesson(0, 0)))
     assert "base" not in reply.tensors
     assert len(reply.numbers["accuracy"]) == 1

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import click
 import typer
+import typer.core
 from rich.console import Console
 
 from weft import methods, networks, scenarios, screens
@@ -23,11 +24,12 @@ from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
 from weft.record import accuracy_matrices, read_plan, read_rows, read_summary
-from weft.running import MEMORY, SAVE_EVERY, fresh_folder, resume, run
+from weft.running import MEMORY, SAVE_EVERY, fresh_folder, is_over, resume, run
 
 MOST_WORKERS = 8  # by default: each takes about 300 MB for torch alone
 DEMO_METHODS = ("fedweit", "fedavg", "stl")
 
+typer.core.HAS_RICH = False  # typer 0.20 escapes brackets for rich in help that rich does not show: \[required]
 app = typer.Typer(
     name="weft",
     no_args_is_help=True,
@@ -43,7 +45,7 @@ notes = Console(stderr=True)
 Words = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Plan keys, such as seed=5.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that share the clients; the result is the same for any.")]
 Memory = Annotated[int, typer.Option(help="Megabytes of client states kept in memory; the rest waits on disk.")]
-SaveEvery = Annotated[float, typer.Option(help="Seconds between checkpoints: what a kill may cost.")]
+SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints: what a kill may cost.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 
@@ -70,8 +72,8 @@ def demo_command(
         ]
     out.print(screens.comparison([result.summary for result in results]))
     for result in results:
-        out.print(f"{result.summary['method']:>8}: {result.folder}", highlight=False)
-    out.print(f"\nweft show {folders[0]}   tells more about a run", highlight=False)
+        _say(out, f"{result.summary['method']:>8}: {result.folder}")
+    _say(out, f"\nweft show {folders[0]}   tells more about a run")
 
 
 @app.command("run")
@@ -100,7 +102,7 @@ def run_command(
             results.append(_stoppable(folder, run, this, folder, **options))
     out.print(screens.comparison([result.summary for result in results]))
     for result in results:
-        out.print(str(result.folder), highlight=False)
+        _say(out, str(result.folder))
 
 
 @app.command("resume")
@@ -111,8 +113,8 @@ def resume_command(
     save_every: SaveEvery = SAVE_EVERY,
 ) -> None:
     """Go on with a run that was stopped, killed or crashed; the result is the same as without the stop."""
-    if read_summary(folder) is not None:
-        notes.print(f"the run in {folder} is over; nothing to do", highlight=False)
+    if is_over(folder):
+        _say(notes, f"the run in {folder} is over; nothing to do")
     with screens.Bars(notes) as bars, _crew(workers, read_plan(folder)) as crew:
         options = {"workers": crew, "memory": memory, "save_every": save_every, "screen": bars}
         result = _stoppable(folder, resume, folder, **options)
@@ -134,7 +136,7 @@ def show_command(
         _print_json(summary)
         return
     if summary is None:
-        out.print(f"not over yet; weft resume {folder} goes on with it if nothing is running\n", highlight=False)
+        _say(out, f"not over yet; weft resume {folder} goes on with it if nothing is running\n")
     else:
         out.print(screens.comparison([summary]))
     for client, rows in accuracy_matrices(folder).items():
@@ -157,7 +159,7 @@ def compare_command(
     if as_json:
         _print_json(summaries)
     else:
-        out.print(screens.comparison(summaries))
+        out.print(screens.comparison(summaries, [folder.name for folder in folders]))
 
 
 @app.command("list")
@@ -175,7 +177,10 @@ def list_command(
     if "options" in entries[0]:
         part = kind.value.removesuffix("s")
         for entry in entries:
-            words = [f"{part}.{key}={json.dumps(value)}" for key, value in entry["options"].items()]
+            words = [
+                f"{part}.{key}" + ("" if value is None else f"={json.dumps(value)}")
+                for key, value in entry["options"].items()
+            ]
             presets = [f"{entry['name']}@{preset}" for preset in entry.get("presets", [])]
             out.print(f"\n[bold]{entry['name']}[/] " + " ".join(words), *presets, highlight=False)
 
@@ -252,8 +257,13 @@ def _stoppable(folder: Path, act: Any, *arguments: Any, **options: Any) -> Any:
     try:
         return act(*arguments, **options)
     except KeyboardInterrupt:
-        notes.print(f"\nstopped; weft resume {folder} goes on with it", highlight=False)
+        _say(notes, f"\nstopped; weft resume {folder} goes on with it")
         raise typer.Exit(130) from None
+
+
+def _say(console: Console, text: str) -> None:
+    """A line as it is: a path is neither broken at the edge of the terminal nor read as markup."""
+    console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:
@@ -268,6 +278,9 @@ def main() -> None:
         _fail(str(problem))
     except click.exceptions.Abort:
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stderr.write(error.format_message() + "\n")
+        sys.exit(2)
     except click.ClickException as error:
         _fail(error.format_message())
     except BrokenPipeError:

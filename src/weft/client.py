@@ -6,7 +6,8 @@ What a message can ask for, in this order:
     receive   take in the tensors that came along
     train     one round on the task's training images
     send      answer with the method's contribution to theta_G
-    finish    the task is over: put away what it needs later, and give what is given once a task
+    finish    the task is over: put away what it needs later
+    give      answer with what is given once a task
     test      accuracy of every task so far, on test images (of the model as it is, or as theta_G would make it)
 
 The same request twice gives the same reply and does not train twice.
@@ -107,12 +108,13 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
     if "finish" in request.ops:
         method.finish(state, lesson)
         forget_optimizer(state)
-        tensors |= method.give(state, lesson)
         if state.numbers["schedule"]["epochs"]:  # of the model as it is put away
             method.answer_for(state, step, lesson)
             numbers["task_valid_accuracy"] = lesson.network.measure(world.batches(client, step, "valid"))[0]
         numbers["size"] = method.size(state)._asdict()
         numbers["density"] = density(state, lesson)
+    if "give" in request.ops:
+        tensors |= method.give(state, lesson)
     if "test" in request.ops:
         numbers["accuracy"] = test(world, state, request, lesson)
     return tensors, numbers

@@ -97,9 +97,8 @@ class Federation:
             visit = by_client[client]
             if visit.exchanges or reply.tensors:
                 self._weigh("c2s", client, step, round_index, wire)
-            if "finish" in visit.ops:  # line 11: kb <- kb + {A}
-                last = visit.exchanges and round_index == self.plan.rounds_per_task - 1
-                self.method.collect(self.server, client, step, reply, last)
+            if "give" in visit.ops:  # line 11: kb <- kb + {A}
+                self.method.collect(self.server, client, step, reply)
                 self.server.archive.spill(SERVER_MEMORY)
             self.listener.answered(client, step, round_index, seconds, reply.numbers)
             replies[client] = reply
@@ -154,7 +153,11 @@ def visits(plan: Plan, method: Method, active: list[int], chosen: list[list[int]
         if round_index == rounds[0]:
             ops = ["begin", *ops]
         if round_index == rounds[-1]:
-            ops += ["finish", "test"] if plan.measured_model == "own" else ["finish"]
+            ops.append("finish")
+            if method.wants_gift(chosen_last=exchanges and round_index == plan.rounds_per_task - 1):
+                ops.append("give")
+            if plan.measured_model == "own":
+                ops.append("test")
         found.append(Visit(client, tuple(ops), exchanges, first))
     return found
 

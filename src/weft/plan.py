@@ -13,6 +13,7 @@ defaults < a method's preset (`fedweit@paper`) < the plan's keys < its [for.METH
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -29,7 +30,7 @@ PARTS = ("method", "network", "scenario")
 class Plan(BaseModel):
     """Everything that decides a run's result, and nothing else: not where it is written, nor by how many workers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     name: str = Field("plan", pattern=r"^[\w.+@-]+$")
     scenario: str = "glyphs"
@@ -63,6 +64,12 @@ class Plan(BaseModel):
         return gather(given) if isinstance(given, Mapping) else given
 
     def __init__(self, **given: Any):
+        given = gather(given)
+        name, _, preset = str(given.get("method", "")).partition("@")
+        if preset:  # what is given wins over the preset
+            below = gather(methods.preset_of(name, preset))
+            options = {**below.pop("method_options", {}), **given.get("method_options", {})}
+            given = {**below, **given, "method_options": options}
         try:
             super().__init__(**given)
             self._check()
@@ -96,7 +103,7 @@ class Plan(BaseModel):
             text = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise Problem(f"{file} is not valid TOML: {error}") from None
-        return cls.merge({"name": file.stem, **text}, words, **more)
+        return cls.merge({"name": re.sub(r"[^\w.+@-]", "-", file.stem), **text}, words, **more)
 
     @classmethod
     def merge(cls, given: Mapping[str, Any], words: Iterable[str] = (), **more: Any) -> Self:
@@ -110,10 +117,10 @@ class Plan(BaseModel):
         chosen = top.get("method", base.get("method", cls.model_fields["method"].default))
         if not isinstance(chosen, str):
             raise Problem("method must be a name, such as method=fedweit")
-        if "method" in top and top["method"] != base.get("method"):
+        own = base.get("method", cls.model_fields["method"].default)
+        if str(top.get("method", own)).partition("@")[0] != str(own).partition("@")[0]:
             base.pop("method_options", None)  # options of the plan's own method mean nothing to another one
-        plain, _, preset = chosen.partition("@")
-        layers = [gather(methods.preset_of(plain, preset)), base, gather(sections.get(plain, {})), top]
+        layers = [base, gather(sections.get(chosen.partition("@")[0], {})), top]  # a preset goes below, in __init__
         merged: dict[str, Any] = {}
         for layer in layers:
             for key, value in layer.items():
@@ -197,16 +204,21 @@ def ready_plans() -> dict[str, Path]:
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
     """The first fault that was found, in one line that says what to do."""
-    first = error.errors()[0]
+    faults = error.errors()
+    first = faults[0]
     kinds = ("literal[", "constrained", "int", "float")  # pydantic names the branch of a union that it tried
     place = [str(part) for part in first["loc"] if not str(part).startswith(kinds)]
     key = prefix + ".".join(place)
     if first["type"] == "extra_forbidden":
         known = [prefix + name for name in model.model_fields if not name.endswith("_options")]
         return f"unknown key {key}; {nearest(key, known)}"
-    said = first["msg"].removeprefix("Value error, ")
+    # a union gives a fault for each of its branches: "a valid integer" and "'all'"
+    said = [fault["msg"].removeprefix("Value error, ") for fault in faults if fault["loc"][:1] == first["loc"][:1]]
     given = "" if first["type"] == "missing" else f", not {first['input']!r}"
-    return f"{key}: {said[0].lower() + said[1:]}{given}"
+    words = " or ".join(
+        [said[0][0].lower() + said[0][1:], *(more.removeprefix("Input should be ") for more in said[1:])]
+    )
+    return f"{key}: {words}{given}"
 
 
 def _literal(value: Any) -> str:

@@ -20,6 +20,7 @@ import os
 import platform
 import shutil
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -30,6 +31,7 @@ from weft.errors import Problem
 from weft.plan import Plan
 
 FORMAT = 1
+COLUMNS = (int, int, int, float)  # of accuracy.csv
 TABLES = {
     "accuracy.csv": ("client", "after_task", "task", "accuracy"),
     "ledger.csv": ("direction", "client", "step", "round", "part", "bytes", "nonzeros", "dense_bytes"),
@@ -53,6 +55,7 @@ class Record:
             raise Problem(f"{folder} already holds a run; weft resume {folder} goes on, or choose another --out")
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         try:
+            shutil.rmtree(partial, ignore_errors=True)  # of a process that had the same id and was killed here
             (partial / "checkpoints").mkdir(parents=True)
             write_text(partial / "plan.toml", plan.toml())
             write_text(partial / "environment.json", json.dumps(environment(), indent=2) + "\n")
@@ -78,8 +81,8 @@ class Record:
         """An existing run folder, to go on with it."""
         record = cls(folder, read_plan(folder), _take_lock(folder))
         journal = folder / "journal.jsonl"
-        if journal.exists() and journal.stat().st_size and not journal.read_bytes().endswith(b"\n"):
-            record._append("journal.jsonl", "\n")  # a kill may have cut its last line
+        if journal.exists():
+            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)  # a kill may have cut its last line
         return record
 
     def close(self) -> None:
@@ -99,7 +102,10 @@ class Record:
     def cut(self, lengths: dict[str, int]) -> None:
         """Take back what was written after the checkpoint."""
         for name, header in TABLES.items():
-            os.truncate(self.folder / name, lengths.get(name, len(",".join(header)) + 1))
+            path, length = self.folder / name, lengths.get(name, len(",".join(header)) + 1)
+            if not path.exists() or path.stat().st_size < length:  # truncate would fill it up with zeros
+                raise Problem(f"{path} has lost lines that its checkpoint counts on; run again in a new folder")
+            os.truncate(path, length)
 
     def manifest(self) -> dict[str, Any] | None:
         """The last checkpoint, if there is one."""
@@ -108,14 +114,16 @@ class Record:
             return None
         try:
             manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            manifest["progress"], manifest["server"], manifest["clients"], manifest["answers"], manifest["lengths"]
-        except (ValueError, KeyError, TypeError):
+            if manifest.pop("checksum") != zlib.crc32(json.dumps(manifest).encode()):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
             raise Problem(f"the checkpoint is corrupt: {path} cannot be read; run again in a new folder") from None
         return manifest
 
     def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
         """From now on the run goes on from here; files that no checkpoint names any more are removed."""
-        write_text(self.checkpoints / "manifest.json", json.dumps(manifest))
+        checksum = zlib.crc32(json.dumps(manifest).encode())
+        write_text(self.checkpoints / "manifest.json", json.dumps({**manifest, "checksum": checksum}))
         for path in self.checkpoints.iterdir():
             if path.name not in files and path.name != "manifest.json":
                 path.unlink(missing_ok=True)
@@ -127,8 +135,15 @@ class Record:
         if not text:
             return
         try:
-            with (self.folder / name).open("a", encoding="utf-8") as file:
-                file.write(text)
+            with (self.folder / name).open("ab", buffering=0) as file:
+                before = file.tell()
+                blob = text.encode("utf-8")
+                try:
+                    while blob:
+                        blob = blob[file.write(blob) :]
+                except OSError:
+                    file.truncate(before)  # half a line would spoil the next one
+                    raise
         except OSError as error:
             raise cannot_write(self.folder / name, error) from None
 
@@ -154,9 +169,11 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     path = folder / "summary.json"
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if "traffic" not in summary or "seconds" not in summary:
+            raise ValueError
     except FileNotFoundError:
         return None
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         raise Problem(f"{path} cannot be read; weft resume {folder} writes it again") from None
     return summary
 
@@ -173,11 +190,18 @@ def read_rows(folder: Path, table: str) -> list[list[str]]:
 def accuracy_matrices(folder: Path) -> dict[int, list[list[float]]]:
     """For each client its accuracy matrix: row t, column i is task i after learning task t."""
     found: dict[int, list[list[float]]] = {}
-    for client, after_task, _, accuracy in read_rows(folder, "accuracy.csv"):
-        matrix = found.setdefault(int(client), [])
-        while len(matrix) <= int(after_task):
-            matrix.append([])
-        matrix[int(after_task)].append(float(accuracy))
+    for row in read_rows(folder, "accuracy.csv"):
+        try:
+            client, after_task, task, accuracy = (kind(value) for kind, value in zip(COLUMNS, row, strict=True))
+            matrix = found.setdefault(client, [])
+            if task == 0:
+                matrix.append([])
+            if (len(matrix) - 1, len(matrix[-1])) != (after_task, task):
+                raise ValueError
+            matrix[-1].append(accuracy)
+        except (ValueError, IndexError):
+            line = ",".join(row)
+            raise Problem(f"{folder / 'accuracy.csv'} is damaged at {line[:80]!r}; run again in a new folder") from None
     return dict(sorted(found.items()))
 
 

@@ -11,7 +11,7 @@ from weft import metrics
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
-from weft.record import Record, accuracy_matrices
+from weft.record import Record, accuracy_matrices, read_plan, read_summary
 from weft.result import Result
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(
     states, and what is beyond goes to disk; a kill costs about `save_every` seconds of work. None of the three changes
     a bit of the result.
     """
-    _check_resources(workers, memory)
+    _check_resources(workers, memory, save_every)
     record = Record.create(fresh_folder(plan) if out is None else Path(out), plan)
     return _work(record, workers, memory, save_every, screen)
 
@@ -50,13 +50,22 @@ def resume(
     screen: Screen | None = None,
 ) -> Result:
     """Go on with a run that was stopped; one that is over is left as it is."""
-    _check_resources(workers, memory)
+    _check_resources(workers, memory, save_every)
     record = Record.open(Path(folder))
-    if (record.folder / "summary.json").exists():
+    if is_over(record.folder):
         record.close()
         return Result(record.folder)
     record.journal("resumed")
     return _work(record, workers, memory, save_every, screen)
+
+
+def is_over(folder: Path) -> bool:
+    """Is there a result? A damaged summary is none: it will be written again."""
+    read_plan(folder)
+    try:
+        return read_summary(folder) is not None
+    except Problem:
+        return False
 
 
 def fresh_folder(plan: Plan) -> Path:
@@ -69,11 +78,13 @@ def fresh_folder(plan: Plan) -> Path:
     return candidate
 
 
-def _check_resources(workers: int | Crew, memory: int) -> None:
+def _check_resources(workers: int | Crew, memory: int, save_every: float) -> None:
     if isinstance(workers, int) and workers < 1:
         raise Problem(f"workers is {workers}; choose 1 or more (this machine has {os.cpu_count()} cores)")
     if memory < 1:
         raise Problem(f"memory is {memory} megabytes; choose 1 or more")
+    if not save_every >= 0:  # not a number is not either
+        raise Problem(f"save_every is {save_every} seconds; choose 0 or more")
 
 
 def _work(record: Record, workers: int | Crew, memory: int, save_every: float, screen: Screen | None) -> Result:

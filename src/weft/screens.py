@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -69,7 +69,7 @@ class Bars:
 def duration(seconds: float) -> str:
     """
     >>> duration(8.2), duration(95), duration(7300)
-    ('8 s', '1 min 35 s', '2 h 2 min')
+    ('8 s', '1 min 35 s', '2 h 1 min')
     """
     whole = round(seconds)
     if whole < 60:
@@ -95,25 +95,22 @@ def share_of_dense(traffic: Mapping[str, int]) -> float | None:
     return 4 * traffic["nonzeros"] / traffic["dense_bytes"] if traffic["dense_bytes"] else None
 
 
-def comparison(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """One row a run: how well it learned, what it sent, what it keeps."""
+def comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> Group:
+    """One row a run: how well it learned, what it sent, what it keeps. `names` tell runs apart that look alike."""
     models = {"own": "the client's own after its last epoch", "global": "after the next theta_G"}
     measured = " / ".join(models[which] for which in sorted({summary["measured_model"] for summary in summaries}))
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-        caption=f"accuracy: of test images; model measured: {measured}\n"
-        "up, down: bytes; in brackets the values sent, A included, as a share of dense\n"
-        "model: all that answers for all tasks of all clients; paper's: nonzeros of B, A",
-        caption_justify="left",
-    )
-    seeds = {summary["seed"] for summary in summaries}
-    for heading in ("method", "accuracy", "forgets", "up", "down", "model", "paper's", "seconds"):
-        table.add_column(heading, justify="left" if heading == "method" else "right", no_wrap=True)
-    for summary in summaries:
+    labels = [str(summary["method"]) for summary in summaries]
+    if len(set(labels)) < len(labels):
+        labels = [f"{summary['method']} s{summary['seed']}" for summary in summaries]
+    if len(set(labels)) < len(labels) and names is not None:
+        labels = list(names)
+    table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table.add_column("run" if labels == names else "method", overflow="fold")  # two lines, before any number is cut
+    for heading in ("accuracy", "forgets", "up", "down", "model", "paper's", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for label, summary in zip(labels, summaries, strict=True):
         table.add_row(
-            summary["method"] + (f" s{summary['seed']}" if len(seeds) > 1 else ""),
+            label,
             percent(summary["accuracy"]),
             "-" if summary["forgetting"] is None else f"{summary['forgetting']:.3f}",
             *(_sent(summary["traffic"][direction]) for direction in ("c2s", "s2c")),
@@ -121,7 +118,12 @@ def comparison(summaries: Sequence[Mapping[str, Any]]) -> Table:
             size(summary["model_size_paper_bytes"]),
             f"{summary['seconds']:.1f}",
         )
-    return table
+    return Group(
+        table,
+        f" accuracy  of test images; model measured: {measured}",
+        " up, down  bytes; in brackets the values sent, A included, as a share of dense",
+        " model     all that answers for all tasks; paper's: nonzeros of B and A only",
+    )
 
 
 def _sent(traffic: Mapping[str, int]) -> str:
@@ -135,12 +137,13 @@ def percent(fraction: float | None) -> str:
 
 def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:
     """One client's accuracy matrix."""
-    table = Table(title=f"client {client}: accuracy of each task (column) after each task (row)", title_justify="left")
-    table.add_column("after")
+    title = f"client {client}: accuracy (%) of each task after each task"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=0, min_width=len(title))
+    table.add_column("after", no_wrap=True)
     for task in range(len(rows)):
-        table.add_column(str(task), justify="right")
+        table.add_column(str(task), justify="right", no_wrap=True)
     for after, row in enumerate(rows):
-        table.add_row(str(after), *(percent(value) for value in row))
+        table.add_row(str(after), *(f"{100 * value:.1f}" for value in row))
     return table
 
 

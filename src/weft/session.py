@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -88,10 +89,11 @@ class Session:
         self._accuracies += [(client, step, task, accuracy) for task, accuracy in enumerate(accuracies)]
 
     def round_done(self, progress: Progress) -> None:
-        self.record.add_rows("ledger.csv", self._rows)
+        self.record.add_rows("ledger.csv", sorted(self._rows, key=_place))  # not in the order of who was fastest
         self.record.add_rows("accuracy.csv", self._accuracies)
         self._rows, self._accuracies = [], []
-        if time.perf_counter() - self._saved_at >= max(self._save_every, SAVE_SHARE * self._save_cost):
+        waited = time.perf_counter() - self._saved_at
+        if self._save_every == 0 or waited >= max(self._save_every, SAVE_SHARE * self._save_cost):
             self.save()
 
     # ---- saving
@@ -119,6 +121,11 @@ class Session:
 
     def close(self) -> None:
         self._engine.close()
+
+
+def _place(row: Sequence[str]) -> tuple[int, str]:
+    direction, client = row[:2]
+    return int(client), direction
 
 
 def _by_number(table: dict[str, Any]) -> dict[int, Any]:

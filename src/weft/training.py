@@ -73,7 +73,7 @@ def train_round(
 def _order(plan: Plan, lesson: Lesson, round_index: int, epoch: int, count: int) -> torch.Tensor:
     """The order of an epoch's examples."""
     if not plan.shuffle:
-        return torch.arange(count)
+        return torch.arange(count, device=lesson.network.vector.device)
     rng = generator(plan.seed, "shuffle", lesson.client, lesson.step, round_index, epoch)
     return torch.from_numpy(rng.permutation(count)).to(lesson.network.vector.device)
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import IO, Any
 
-from weft.engines.worker import read_frame, write_frame
+from weft.engines.frames import read_frame, write_frame
 from weft.errors import Problem
 
 # One thread a client, always. And glibc is to keep the large blocks that every step takes and gives back: asking the
@@ -34,10 +34,11 @@ class Crew:
     def __init__(self, workers: int):
         self._processes = [
             subprocess.Popen(
-                [sys.executable, "-m", "weft.engines.worker"],
+                [sys.executable, "-m", "weft.engines.worker", str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env={**os.environ, **ENVIRONMENT},
+                process_group=0,  # Ctrl-C is for the parent alone, which ends them
             )
             for _ in range(workers)
         ]

@@ -6,33 +6,14 @@ parent does, whatever it is doing: an orphan would write into a folder that a re
 
 from __future__ import annotations
 
-import json
 import os
-import struct
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-LENGTHS = struct.Struct("<IQ")  # of the JSON, of the bytes
-
-
-def write_frame(stream: IO[bytes], words: dict[str, Any], blob: bytes = b"") -> None:
-    text = json.dumps(words).encode()
-    stream.write(LENGTHS.pack(len(text), len(blob)))
-    stream.write(text)
-    stream.write(blob)
-    stream.flush()
-
-
-def read_frame(stream: IO[bytes]) -> tuple[dict[str, Any], bytes]:
-    """The next frame; EOFError if the other side has gone."""
-    lengths = stream.read(LENGTHS.size)
-    if len(lengths) < LENGTHS.size:
-        raise EOFError
-    words, blob = LENGTHS.unpack(lengths)
-    return json.loads(stream.read(words)), stream.read(blob)
+from weft.engines.frames import read_frame, write_frame
 
 
 def _end_with_parent(parent: int) -> None:
@@ -75,10 +56,11 @@ def main() -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not get between the frames
     serve(sys.stdin.buffer, replies)
+    os._exit(0)  # at once: to take torch apart first would take seconds
 
 
 if __name__ == "__main__":

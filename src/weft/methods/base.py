@@ -38,7 +38,7 @@ Briefing: TypeAlias = "tuple[dict[str, Payload], dict[str, Any]]"  # tensors and
 class Options(BaseModel):
     """Options that every method has; a method's own class adds to them."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     # shared: one set of biases for all tasks, which travels; private: a set for each task, which stays at the client
     biases: Literal["shared", "private"] = "shared"
@@ -103,7 +103,11 @@ class Method:
     def aggregate(self, server: State, replies: list[Message]) -> None:
         """Merge one round's replies, which come sorted by client."""
 
-    def collect(self, server: State, client: int, step: int, reply: Message, chosen_last: bool) -> None:
+    def wants_gift(self, chosen_last: bool) -> bool:
+        """Is a client asked to give something at the end of a task? `chosen_last`: it takes part in the last round."""
+        return False
+
+    def collect(self, server: State, client: int, step: int, reply: Message) -> None:
         """Take in what a client gives once, at the end of a task."""
 
     # ---- client half, in calling order -------------------------------------------------------------------------------

@@ -54,7 +54,9 @@ Part = Literal["b_comm", "a_comm", "a", "m", "l1", "l2"]
 
 def _words(value: Any) -> Any:
     """`without=a,m` on the command line is the list of two words."""
-    return tuple(word.strip() for word in value.split(",") if word.strip()) if isinstance(value, str) else value
+    if isinstance(value, str):
+        value = [word.strip() for word in value.split(",") if word.strip()]
+    return tuple(value) if isinstance(value, list) else value
 
 
 class Options(base.Options):
@@ -160,8 +162,10 @@ class FedWeIT(Method):
     def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
         """Alg. 1 line 6: theta_G, and kb^(t) with it if the client meets it first."""
         sent: dict[str, Payload] = {} if "b_comm" in self.options.without else dict(server.tensors)
-        if not first or not self._shares_adaptive:
+        if not first:
             return sent, {}
+        if not self._shares_adaptive:
+            return sent, {"foreign": []}
         chosen = self._sample(sorted(server.archive), client, step, plan.seed)
         held = set(server.numbers["held"].setdefault(str(client), []))
         server.numbers["held"][str(client)] = sorted(held | set(chosen))
@@ -201,10 +205,12 @@ class FedWeIT(Method):
         if self.options.biases == "shared":
             server.tensors["biases"] = mean(dense_tensors(replies, "biases"), weights)
 
-    def collect(self, server: State, client: int, step: int, reply: Message, chosen_last: bool) -> None:
+    def wants_gift(self, chosen_last: bool) -> bool:
+        return self._shares_adaptive and (chosen_last or self.options.kb_givers == "all")
+
+    def collect(self, server: State, client: int, step: int, reply: Message) -> None:
         """Alg. 1 line 11: kb <- kb + {A^(t)_j}."""
-        adaptive = reply.tensors.get("adaptive")
-        if adaptive is not None and (chosen_last or self.options.kb_givers == "all"):
+        if (adaptive := reply.tensors.get("adaptive")) is not None:
             server.archive[f"{client}.{step}"] = adaptive
 
     # ---- client half -------------------------------------------------------------------------------------------------
@@ -355,13 +361,13 @@ class FedWeIT(Method):
                 client.archive[name] = tensors.Sparse.of(self._pruned(value).cpu())
             else:
                 client.tensors[name] = value.detach().cpu().clone()
-        if self.options.past == "closed" and work.reference is not None:
+        if self.options.past == "closed" and work.reference is not None and "a" not in self.options.without:
             change = work.variables["base"] - work.reference
             threshold = 0.0 if "l1" in self.options.without else self.options.lambda_sparsity / (2 * self._lambda_drift)
             for step, mask in enumerate(work.past_masks):
                 before = self._archived(client, f"adaptive_before/{step}").to(change.device)
                 best = retroactive(work.layout, before, change, mask, threshold)
-                client.archive[f"adaptive/{step}"] = tensors.Sparse.of(best.cpu())
+                client.archive[f"adaptive/{step}"] = tensors.Sparse.of(self._pruned(best).cpu())
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         """Alg. 1 line 8: the strongest rows of B, or of B * m."""
@@ -391,8 +397,6 @@ class FedWeIT(Method):
         client.numbers[f"foreign/{step}"] = client.numbers["foreign"]
 
     def give(self, client: State, lesson: Lesson) -> dict[str, Payload]:
-        if not self._shares_adaptive or client.numbers["schedule"]["epochs"] == 0:  # nothing learned, nothing to give
-            return {}
         return {"adaptive": client.archive[f"adaptive/{lesson.step}"]}
 
     def answer_for(self, client: State, step: int, lesson: Lesson) -> None:

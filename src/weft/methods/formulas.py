@@ -78,12 +78,13 @@ def pull_back(
     by_attention: torch.Tensor | None,
 ) -> None:
     """The gradient of Eq. 1: from g, by theta, to those by B (g * m), m (row sums of g * B) and alpha (g . A_f)."""
-    if mask is None or by_mask is None:
+    if mask is None:
         by_base.copy_(by_theta)
     else:
         for layer, rows in layout.by_layer(by_theta):
             torch.mul(rows, mask[layer.row_span, None], out=by_base[layer.span].view_as(rows))
-            by_mask[layer.row_span] = torch.linalg.vecdot(rows, base[layer.span].view_as(rows))
+            if by_mask is not None:
+                by_mask[layer.row_span] = torch.linalg.vecdot(rows, base[layer.span].view_as(rows))
     if by_attention is not None:
         table = by_attention.view(-1, len(foreign))
         for place, one in enumerate(foreign):
@@ -158,13 +159,16 @@ def soft_threshold(vector: torch.Tensor, threshold: float) -> None:
 
 
 def largest(adaptive: torch.Tensor, share: float) -> torch.Tensor:
-    """A with all but the share of its largest values set to 0; of the whole network, not layer by layer."""
+    """A with all but the share of its largest values set to 0, over the whole network; the first of equals stay."""
     count = math.floor(share * len(adaptive) + 1e-9)
     if int(adaptive.count_nonzero()) <= count:
         return adaptive
     size = adaptive.abs()
-    smallest_kept = size.kthvalue(len(size) - count + 1).values if count else size.max() + 1
-    return torch.where(size >= smallest_kept, adaptive, 0.0)
+    bound = size.kthvalue(len(size) - count).values  # the largest value that goes
+    kept = size > bound
+    equals = torch.nonzero(size == bound).view(-1)[: count - int(kept.sum())]
+    kept[equals] = True
+    return torch.where(kept, adaptive, 0.0)
 
 
 def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Tensor:

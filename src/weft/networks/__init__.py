@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class LeNetOptions(BaseModel):
     """The paper's LeNet: two convolutions, two fully connected layers, 2,987,870 values without heads."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     pool: Literal[2, 3] = 3  # the table of appendix A says 3x3, its text 2x2
 
@@ -25,7 +25,7 @@ class LeNetOptions(BaseModel):
 class MlpOptions(BaseModel):
     """Two fully connected layers, for trying things out in seconds."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     inputs: int = Field(3 * 32 * 32, gt=0)
     hidden: int = Field(64, gt=0)

@@ -113,17 +113,18 @@ class Network:
             parameter.data = view
             place += parameter.numel()
         self._head_weight, self._head_bias = head
+        self._made = self.vector[:body_size].cpu().clone()  # as the modules made it, before anybody trains in here
 
     def initial_body(self, rng: np.random.Generator) -> torch.Tensor:
         """A fresh body: weights by variance scaling (appendix A), biases 0, anything else as its module made it."""
-        start = torch.zeros(self.layout.body)
+        start = self._made.clone()
         for layer in self.layout.layers:
             start[layer.span] = variance_scaling(layer.shape, rng).view(-1)
         place = self.layout.weights
         biases = {id(getattr(module, "bias", None)) for module in self.body.modules()}
         for parameter in self.parameters[len(self.layout.layers) : -2]:
-            if id(parameter) not in biases:
-                start[place : place + parameter.numel()] = parameter.detach().cpu().view(-1)
+            if id(parameter) in biases:
+                start[place : place + parameter.numel()] = 0
             place += parameter.numel()
         return start
 

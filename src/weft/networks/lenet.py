@@ -61,7 +61,7 @@ class LocalResponseNorm(torch.autograd.Function):
     def forward(ctx: Any, x: torch.Tensor, band: torch.Tensor) -> torch.Tensor:
         batch, channels, height, width = x.shape
         flat = x.permute(0, 2, 3, 1).reshape(-1, channels)  # (batch * height * width, channels), a view of x
-        root = torch.addmm(torch.ones((), device=x.device), flat * flat, band).rsqrt_()  # d^(-1/2)
+        root = torch.addmm(x.new_ones(()), flat * flat, band).rsqrt_()  # d^(-1/2)
         power = root.sqrt().mul_(root)  # d^(-3/4)
         ctx.save_for_backward(flat, root, power, band)
         return (flat * power).view(batch, height, width, channels).permute(0, 3, 1, 2)

@@ -21,7 +21,7 @@ from weft.scenarios.families import FAMILIES, NORMALISATION, class_name, draw
 class Options(BaseModel):
     """Drawn images, 32x32 in colour: eight families, any number of clients, tasks and classes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     classes_per_task: int = Field(5, ge=2)
     train: int = Field(200, ge=1)  # images a task, spread evenly over its classes
@@ -77,4 +77,5 @@ def _load(
         count = len(range(label, sizes[part], len(classes)))  # as even as the size allows
         images.append(draw(family, index, count, generator(seed, "draw", part, client, step, index)))
         labels.append(np.full(count, label, dtype=np.int64))
-    return Split(np.concatenate(images), np.concatenate(labels))
+    order = generator(seed, "order", part, client, step).permutation(sizes[part])  # a plan may ask not to shuffle later
+    return Split(np.concatenate(images)[order], np.concatenate(labels)[order])
