@@ -78,7 +78,7 @@ LENET = {key: value for key, value in MLP.items() if not key.startswith("network
     "epochs_per_round": 1,
     "batch_size": 4,
     "method.keep": 0.02,  # among hundreds of rows two are nearly equal, save at the top
-    "seed": 4,
+    "seed": 5,
 }
 SHAPES = {
     "mlp": {"fc1": (20, 3072), "fc2": (10, 20)},

@@ -151,7 +151,7 @@ def faces(class_index: int, count: int, rng: np.random.Generator, look: np.rando
     canvas = _features(rng, canvas, who, poses + gaze, skin, hair)
     canvas = _accessories(rng, canvas, who, poses, poses + gaze)
     canvas = light(rng, canvas, (0.5, 1.15), 0.45)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.7), count)), (0.0, 0.06))
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.0, 0.03))
 
 
 def _skull(canvas: Array, who: Person, poses: Array, skin: Array, hair: Array) -> Array:

@@ -152,7 +152,7 @@ def digits(class_index: int, count: int, rng: np.random.Generator, look: np.rand
     canvas = backdrop(rng, ground, ground * 0.5)
     canvas = paint(canvas, coverage, greys(rng, count, (0.5, 1.0)))
     canvas = worn(rng, canvas)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.8), count)), (0.01, 0.07), grey=True)
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.01, 0.03), grey=True)
 
 
 def worn(rng: np.random.Generator, canvas: Array) -> Array:
@@ -174,8 +174,8 @@ def letters(class_index: int, count: int, rng: np.random.Generator, look: np.ran
     swap = chance(rng, 0.5, count)[:, None]
     ground, colour = paper + (black - paper) * swap, black + (paper - black) * swap
     canvas = paint(backdrop(rng, ground, ground * np.float32(0.9)), coverage, colour)
-    canvas = occlude(rng, canvas, 0.2, (2.0, 8.0), grey=True)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.6), count)), (0.0, 0.06), grey=True)
+    canvas = occlude(rng, canvas, 0.1, (2.0, 8.0), grey=True)
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.0, 0.03), grey=True)
 
 
 def numbers(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
@@ -197,7 +197,7 @@ def numbers(class_index: int, count: int, rng: np.random.Generator, look: np.ran
     drawn = place(np.concatenate([middle, beside], axis=1), poses)
     width = uniform(rng, (2.0, 4.2) if single else (1.6, 3.0), count)
     canvas = light(rng, paint(canvas, stroke(drawn, width), colour), (0.7, 1.15), 0.35)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 1.0 if single else 0.6), count)), (0.01, 0.06))
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.7 if single else 0.5), count)), (0.01, 0.03))
 
 
 def neighbours(rng: np.random.Generator, apart: Array, probability: float) -> Array:

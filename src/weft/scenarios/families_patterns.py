@@ -137,6 +137,6 @@ def textures(class_index: int, count: int, rng: np.random.Generator, look: np.ra
     dark, bright = uniform(rng, (0.0, 0.55), count, 3), uniform(rng, (0.4, 1.0), count, 3)
     one, other = dark + (bright - dark) * swap, bright + (dark - bright) * swap
     canvas = paint(backdrop(rng, one, np.clip(one + uniform(rng, (-0.2, 0.2), count, 3), 0, 1)), coverage, other)
-    canvas = occlude(rng, canvas, 0.2, (3.0, 9.0))
+    canvas = occlude(rng, canvas, 0.1, (3.0, 9.0))
     canvas = light(rng, canvas, (0.6, 1.1), 0.35)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.7), count)), (0.0, 0.07))
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.0, 0.03))

@@ -112,8 +112,8 @@ def silhouettes(class_index: int, count: int, rng: np.random.Generator, look: np
     shade = tone * (1 + slope(rng, count) * np.float32(0.25) + folds + stripes)
     ground = greys(rng, count, (0.0, 0.22))
     canvas = paint(backdrop(rng, ground, ground * 0.4), fill(place(shape, poses)), np.repeat(shade[:, None], 3, axis=1))
-    canvas = occlude(rng, canvas, 0.2, (3.0, 8.0), grey=True)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.7), count)), (0.01, 0.05), grey=True)
+    canvas = occlude(rng, canvas, 0.1, (3.0, 8.0), grey=True)
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.01, 0.03), grey=True)
 
 
 # --- signs ------------------------------------------------------------------------------------------------------------
@@ -211,9 +211,9 @@ def signs(class_index: int, count: int, rng: np.random.Generator, look: np.rando
         side = np.sqrt(np.abs(poses[:, 0, 0] * poses[:, 1, 1] - poses[:, 0, 1] * poses[:, 1, 0]))  # in pixels
         coverage = stroke(place(chosen.symbol, poses), side * np.float32(chosen.pen_width))
         canvas = paint(canvas, coverage, colours(rng, count, *PAINTS[chosen.ink]))
-    canvas = occlude(rng, canvas, 0.2, (3.0, 8.0))
+    canvas = occlude(rng, canvas, 0.1, (3.0, 8.0))
     canvas = light(rng, canvas, (0.3, 1.15), 0.5)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.8), count)), (0.0, 0.05))
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.0, 0.03))
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------
@@ -342,6 +342,6 @@ def objects(class_index: int, count: int, rng: np.random.Generator, look: np.ran
         colour = colours(rng, count, *STUFFS[stuff])
         shaded = np.clip(colour[:, :, None, None] * (1 + np.float32(0.25) * slope(rng, count)[:, None]), 0, 1)
         canvas = paint(canvas, fill(place(shape, poses)), shaded)
-    canvas = occlude(rng, canvas, 0.2, (3.0, 8.0))
+    canvas = occlude(rng, canvas, 0.1, (3.0, 8.0))
     canvas = light(rng, canvas, (0.6, 1.1), 0.3)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.7), count)), (0.0, 0.04))
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.0, 0.03))
