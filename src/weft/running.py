@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft.session import Screen, Session
 
 MEMORY = 512  # megabytes of client states
-SAVE_EVERY = 20.0  # seconds of work that a kill may cost
+SAVE_EVERY = 30.0  # seconds of work that a kill may cost
 
 
 def run(
