@@ -395,8 +395,6 @@ class FedWeIT(Method):
         if client.numbers["foreign"]:
             client.archive[f"attention/{step}"] = client.tensor("attention")
         client.numbers[f"foreign/{step}"] = client.numbers["foreign"]
-        for name in ("adaptive", "mask", "attention", "reference"):  # a client that waits for its next task stays small
-            client.tensors.pop(name, None)
 
     def give(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         return {"adaptive": client.archive[f"adaptive/{lesson.step}"]}
