@@ -24,7 +24,7 @@ from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
 from weft.record import accuracy_matrices, read_plan, read_rows, read_summary
-from weft.running import MEMORY, SAVE_EVERY, fresh_folder, is_over, resume, run
+from weft.running import SAVE_EVERY, fresh_folder, is_over, resume, run
 
 MOST_WORKERS = 8  # by default: each takes about 300 MB for torch alone
 DEMO_METHODS = ("fedweit", "fedavg", "stl")
@@ -44,7 +44,10 @@ notes = Console(stderr=True)
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Plan keys, such as seed=5.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that share the clients; the result is the same for any.")]
-Memory = Annotated[int, typer.Option(help="Megabytes of client states kept in memory; the rest waits on disk.")]
+Memory = Annotated[
+    int | None,
+    typer.Option(help="Megabytes of client states kept in memory; else 1024, or 128 for more than 20 clients."),
+]
 SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints: what a kill may cost.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
@@ -83,7 +86,7 @@ def run_command(
     out_folder: Annotated[Path | None, typer.Option("--out", help="The new run folder; else under runs/.")] = None,
     workers: Workers = None,
     seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, counting up from the plan's.")] = 1,
-    memory: Memory = MEMORY,
+    memory: Memory = None,
     save_every: SaveEvery = SAVE_EVERY,
 ) -> None:
     """Run a plan: weft run demo method=fedavg seed=5 --workers 2
@@ -109,7 +112,7 @@ def run_command(
 def resume_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
     workers: Workers = None,
-    memory: Memory = MEMORY,
+    memory: Memory = None,
     save_every: SaveEvery = SAVE_EVERY,
 ) -> None:
     """Go on with a run that was stopped, killed or crashed; the result is the same as without the stop."""

@@ -22,7 +22,7 @@ from weft.randomness import generator
 from weft.scenarios import Scenario
 from weft.state import State
 
-SERVER_MEMORY = 256 << 20  # bytes of knowledge base that stay in memory; the rest is read from disk when it is sent
+SERVER_MEMORY = 128 << 20  # bytes of knowledge base that stay in memory; the rest is read from disk when it is sent
 
 
 @dataclass

@@ -17,7 +17,9 @@ from weft.result import Result
 if TYPE_CHECKING:
     from weft.session import Screen, Session
 
-MEMORY = 512  # megabytes of client states
+MEMORY = 1024  # megabytes of client states, up to MANY clients
+MANY = 20
+MEMORY_FOR_MANY = 128  # beyond: few of them come again soon, and 100 clients of LeNet are to run within 2 GB
 SAVE_EVERY = 30.0  # seconds of work that a kill may cost
 
 
@@ -26,7 +28,7 @@ def run(
     out: str | Path | None = None,
     *,
     workers: int | Crew = 1,
-    memory: int = MEMORY,
+    memory: int | None = None,
     save_every: float = SAVE_EVERY,
     screen: Screen | None = None,
 ) -> Result:
@@ -45,7 +47,7 @@ def resume(
     folder: str | Path,
     *,
     workers: int | Crew = 1,
-    memory: int = MEMORY,
+    memory: int | None = None,
     save_every: float = SAVE_EVERY,
     screen: Screen | None = None,
 ) -> Result:
@@ -78,16 +80,18 @@ def fresh_folder(plan: Plan) -> Path:
     return candidate
 
 
-def _check_resources(workers: int | Crew, memory: int, save_every: float) -> None:
+def _check_resources(workers: int | Crew, memory: int | None, save_every: float) -> None:
     if isinstance(workers, int) and workers < 1:
         raise Problem(f"workers is {workers}; choose 1 or more (this machine has {os.cpu_count()} cores)")
-    if memory < 1:
+    if memory is not None and memory < 1:
         raise Problem(f"memory is {memory} megabytes; choose 1 or more")
     if not save_every >= 0:  # not a number is not either
         raise Problem(f"save_every is {save_every} seconds; choose 0 or more")
 
 
-def _work(record: Record, workers: int | Crew, memory: int, save_every: float, screen: Screen | None) -> Result:
+def _work(record: Record, workers: int | Crew, memory: int | None, save_every: float, screen: Screen | None) -> Result:
+    if memory is None:
+        memory = MEMORY if record.plan.clients <= MANY else MEMORY_FOR_MANY
     crew = workers if isinstance(workers, Crew) else Crew(workers) if workers > 1 else None
     try:
         from weft.session import Session  # loads torch; by now the folder is on disk and the workers are on their way

@@ -93,12 +93,11 @@ class Adam:
         steps = memory.numbers.get("adam", {}) if memory is not None else {}
         self._moments: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         for name, variable in work.variables.items():
-            first, second = kept.get(f"adam/{name}/first"), kept.get(f"adam/{name}/second")
+            # taken over, not copied: they are most of a client's state, and `remember` puts them back
+            found = (kept.pop(f"adam/{name}/first", None), kept.pop(f"adam/{name}/second", None))
             moments = [
-                moment.to(variable.device, copy=True)
-                if isinstance(moment, torch.Tensor)
-                else torch.zeros_like(variable)
-                for moment in (first, second)
+                moment.to(variable.device) if isinstance(moment, torch.Tensor) else torch.zeros_like(variable)
+                for moment in found
             ]
             self._moments[name] = (
                 moments[0],

@@ -265,10 +265,11 @@ class FedWeIT(Method):
         if work.foreign:
             work.variables["attention"] = client.tensor("attention").to(device, copy=True)
         work.variables["private"] = network.vector[weights:]
-        work.gradients = {name: torch.zeros_like(value) for name, value in work.variables.items()}
         work.gradients["private"] = network.gradient[weights:]
-        if "adaptive" in work.gradients:
+        if "adaptive" in work.variables:
             work.gradients["adaptive"] = network.gradient[:weights]  # d theta / d A = 1
+        for name in work.variables.keys() - work.gradients.keys():
+            work.gradients[name] = torch.zeros_like(work.variables[name])
         if lesson.step > 0 and self._lambda_drift:
             self._open_drift(client, lesson, work)
         return work
