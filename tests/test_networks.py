@@ -209,7 +209,7 @@ def test_layout_covers_the_vector_without_gap_or_overlap(kind):
 
 
 def test_mlp_layout():
-    layout = networks.build("mlp", {"inputs": 3072, "hidden": 16, "features": 8}, classes=2).layout
+    layout = networks.build("mlp", {"hidden": 16, "features": 8}, classes=2).layout
     assert [(layer.name, layer.shape, layer.offset, layer.first_row) for layer in layout.layers] == [
         ("fc1.weight", (16, 3072), 0, 0),
         ("fc2.weight", (8, 16), 49_152, 16),
@@ -387,7 +387,7 @@ def test_measure_is_over_the_whole_split():
 
 
 def test_a_network_is_built_once_for_each_kind():
-    options = {"inputs": 48, "hidden": 4, "features": 4}
+    options = {"hidden": 4, "features": 4}
     first, again = (networks.build("mlp", options, classes=2) for _ in range(2))
     assert first is again
     assert networks.build("mlp", options, classes=3) is not first

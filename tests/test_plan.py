@@ -210,7 +210,7 @@ OPTIONS = {
         {},
         optional={
             "keep": fraction,
-            "lambda_sparsity": st.floats(0, 1e9),
+            "lambda_sparsity": st.floats(0, 1e6),
             "lambda_drift": st.floats(0, 1e9),
             "kb_size": st.integers(0, 10**6) | st.just("all"),
             "kb_from": st.sampled_from(["all", "last"]),
@@ -247,7 +247,7 @@ def plans(draw: st.DrawFn) -> Plan:
                 "precision": st.sampled_from(["float32", "half"]),
                 "seed": st.integers(0, 2**70),
                 "device": st.sampled_from(["auto", "cpu", "cuda", "mps"]),
-                "network": st.fixed_dictionaries({"name": st.just("mlp"), "hidden": st.integers(1, 10**6)}),
+                "network": st.fixed_dictionaries({"name": st.just("mlp"), "hidden": st.integers(1, 65536)}),
                 "scenario.pool": st.integers(1, 100),
                 "scenario.sharing": st.sampled_from(["disjoint", "overlapping"]),
             },

@@ -12,7 +12,7 @@ from weft.message import Message, decode, encode
 from weft.methods import METHODS
 from weft.methods.base import initial_body
 from weft.networks.flat import Batches, Network
-from weft.networks.mlp import Mlp
+from weft.networks.mlp import INPUTS, Mlp
 from weft.randomness import generator
 from weft.state import State
 from weft.training import after_epoch, begin_schedule
@@ -125,7 +125,7 @@ class Plain:
         self.plan, self.client, self.step = plan, client, step
         self.data = world.batches(client, step, "train")
         options = plan.network_options
-        self.body = Mlp(options["inputs"], options["hidden"], options["features"])
+        self.body = Mlp(INPUTS, options["hidden"], options["features"])
         self.head = torch.nn.Linear(options["features"], network.classes)
         start = initial_body(network, plan.seed)
         head = network.initial_head(generator(plan.seed, "head", client, step))

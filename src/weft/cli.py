@@ -46,7 +46,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", hel
 Workers = Annotated[int | None, typer.Option(help="Processes that share the clients; the result is the same for any.")]
 Memory = Annotated[
     int | None,
-    typer.Option(help="Megabytes of client states kept in memory; else 1024, or 128 for more than 20 clients."),
+    typer.Option(help="Megabytes of client states kept in memory; else 1024, or 64 for more than 20 clients."),
 ]
 SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints: what a kill may cost.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
@@ -66,7 +66,7 @@ def demo_command(
 ) -> None:
     """FedWeIT, FedAvg and single task learning on drawn images: one table in about a minute, no download."""
     words = [] if seed is None else [f"seed={seed}"]
-    plans = [Plan.load("demo", [f"method={name}", *words]) for name in DEMO_METHODS]
+    plans = [Plan.load(ready_plans()["demo"], [f"method={name}", *words]) for name in DEMO_METHODS]
     folders = [fresh_folder(plan) for plan in plans]
     with screens.Bars(notes) as bars, _crew(workers, plans[0]) as crew:
         results = [
@@ -153,16 +153,22 @@ def compare_command(
     as_json: AsJson = False,
 ) -> None:
     """Several runs in one table."""
-    summaries = []
-    for folder in folders:
-        summary = read_summary(folder)
-        if summary is None:
-            raise Problem(f"the run in {folder} is not over; weft resume {folder} goes on with it")
-        summaries.append(summary)
+    found = {folder: read_summary(folder) for folder in folders}
+    waiting = [
+        f"the run in {folder} is not over; weft resume {folder} goes on with it"
+        for folder in folders
+        if not found[folder]
+    ]
+    over = {folder: summary for folder, summary in found.items() if summary}
+    if not over:
+        raise Problem(waiting[0])
+    for line in waiting:
+        _say(notes, line)
+    summaries = list(over.values())
     if as_json:
         _print_json(summaries)
     else:
-        out.print(screens.comparison(summaries, [folder.name for folder in folders]))
+        out.print(screens.comparison(summaries, [folder.name for folder in over]))
 
 
 @app.command("list")
@@ -245,7 +251,8 @@ def _about(described: type) -> str:
 @contextmanager
 def _crew(wanted: int | None, plan: Plan) -> Iterator[int | Crew]:
     """The workers of a command, which serve all its runs; one worker is this process itself."""
-    count = wanted if wanted is not None else max(1, min(os.cpu_count() or 1, plan.clients, MOST_WORKERS))
+    count = wanted if wanted is not None else max(1, min(os.cpu_count() or 1, MOST_WORKERS))
+    count = min(count, plan.clients)  # more would have nothing to do
     if count <= 1:
         yield count
         return

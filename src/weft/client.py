@@ -98,8 +98,11 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
         method.begin(state, lesson)
         state.numbers["schedule"] = begin_schedule(world.plan)
     stopped = state.numbers["schedule"]["stopped"]  # its rate has reached the floor: it keeps what it has and waits
-    if "receive" in request.ops and not stopped:
-        method.receive(state, request, lesson)
+    if "receive" in request.ops:
+        if stopped:
+            method.store(state, request)
+        else:
+            method.receive(state, request, lesson)
     if "train" in request.ops:
         train, valid = (world.batches(client, step, part) for part in ("train", "valid"))
         numbers |= train_round(state, method, lesson, train, valid, request.round)

@@ -22,7 +22,7 @@ from weft.randomness import generator
 from weft.scenarios import Scenario
 from weft.state import State
 
-SERVER_MEMORY = 128 << 20  # bytes of knowledge base that stay in memory; the rest is read from disk when it is sent
+SERVER_MEMORY = 64 << 20  # bytes of knowledge base that stay in memory; the rest is read from disk when it is sent
 
 
 @dataclass
@@ -113,6 +113,7 @@ class Federation:
             request_id = f"{step}.{round_index}.{client}"
             request = Message("server", name, request_id, ops, step, round_index, tensors, numbers)
             wire = encode(request, self.plan.precision)
+            self.server.archive.spill(SERVER_MEMORY)
             if exchanges:
                 self._weigh("s2c", client, step, round_index, wire)
             yield Request(client, wire)

@@ -88,7 +88,8 @@ class Plan(BaseModel):
             ("network", networks.options_of(self.network)),
             ("scenario", scenarios.module_of(self.scenario).Options),
         ):
-            given = getattr(self, f"{part}_options")
+            own = f"{getattr(self, part).partition('@')[0]}."  # method.fedweit.keep says the same as method.keep
+            given = {key.removeprefix(own): value for key, value in getattr(self, f"{part}_options").items()}
             try:
                 complete = options.model_validate(given).model_dump(mode="json")
             except ValidationError as error:

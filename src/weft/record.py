@@ -51,6 +51,7 @@ class Record:
     @classmethod
     def create(cls, folder: Path, plan: Plan) -> Self:
         """A new run folder with its plan in it; an existing run is never written over."""
+        folder = folder.absolute() if folder.name in ("", "..") else folder  # . has no name of its own
         if (folder / "run.json").exists():
             raise Problem(f"{folder} already holds a run; weft resume {folder} goes on, or choose another --out")
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")

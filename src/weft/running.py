@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MEMORY = 1024  # megabytes of client states, up to MANY clients
 MANY = 20
-MEMORY_FOR_MANY = 128  # beyond: few of them come again soon, and 100 clients of LeNet are to run within 2 GB
+MEMORY_FOR_MANY = 64  # beyond: few of them come again soon, and 100 clients of LeNet are to run within 2 GB
 SAVE_EVERY = 30.0  # seconds of work that a kill may cost
 
 

@@ -6,10 +6,12 @@ Adam, with the paper's adaptive decay and stop (appendix A): the rate starts ane
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
+from weft.errors import Problem
 from weft.methods.base import Lesson, Method, Work
 from weft.networks.flat import Batches
 from weft.plan import Plan
@@ -59,6 +61,8 @@ def train_round(
         images += len(train)
         method.compose(work, tested=True)
         accuracy, valid_loss = network.measure(valid)
+        if not math.isfinite(valid_loss):
+            raise Problem(f"training diverged at client {lesson.client}, task {lesson.step}; lower learning_rate")
         schedule = after_epoch(schedule, valid_loss, plan)
     method.close(client, work)
     client.numbers["schedule"] = schedule

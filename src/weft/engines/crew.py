@@ -27,6 +27,7 @@ ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 QUEUED = 4  # requests that wait for a busy worker; more would only fill memory
+DIED = "a worker process died (was there enough memory?); what was saved before is kept"
 
 Frame = tuple[dict[str, Any], bytes]
 
@@ -56,13 +57,18 @@ class Crew:
         return len(self._processes)
 
     def tell(self, place: int, words: dict[str, Any], blob: bytes = b"") -> None:
-        self._outboxes[place].put((words, blob))
+        while True:
+            try:
+                return self._outboxes[place].put((words, blob), timeout=0.5)
+            except queue.Full:  # busy; or dead, and then nobody will ever make room
+                if self._processes[place].poll() is not None:
+                    raise Problem(DIED) from None
 
     def hear(self) -> Frame:
         """The next word of any worker."""
         words, blob = self._inbox.get()
         if words.get("ended"):
-            raise Problem("a worker process died (was there enough memory?); what was saved before is kept")
+            raise Problem(DIED)
         if "problem" in words:
             raise Problem(words["problem"])
         return words, blob

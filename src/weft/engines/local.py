@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import torch
-
 from weft.engines import Reply, Request, Saved
 from weft.engines.crew import Crew
 from weft.engines.host import Host
@@ -19,7 +17,6 @@ class Serial:
     """One client after another, in this process."""
 
     def __init__(self, plan: Plan, folder: Path, saved: Saved, memory: int):
-        self._threads = torch.get_num_threads()
         self._host = Host(plan, folder, memory)
         self._host.restore(saved.states, saved.answers)
 
@@ -33,8 +30,7 @@ class Serial:
         return Saved(self._host.save(), self._host.answers)
 
     def close(self) -> None:
-        torch.set_num_threads(self._threads)  # a program that calls weft.run gets its threads back
-        torch.set_flush_denormal(False)
+        """Nothing outside this process to let go."""
 
 
 class Pool:

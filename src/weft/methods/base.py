@@ -124,6 +124,9 @@ class Method:
         head = lesson.network.initial_head(generator(lesson.plan.seed, "head", lesson.client, lesson.step))
         client.tensors["private"] = torch.cat([biases, head])
 
+    def store(self, client: State, message: Message) -> None:
+        """The part of `receive` that no client may miss, learning or not: what is sent once and never again."""
+
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
         """Take in what `brief` sent."""
 

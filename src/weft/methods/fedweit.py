@@ -62,13 +62,13 @@ def _words(value: Any) -> Any:
 class Options(base.Options):
     biases: Literal["shared", "private"] = "private"  # released code: a set for each task
     keep: float = Field(0.3, gt=0, le=1)  # the share of each layer's rows that is sent; 30 % in the paper
-    lambda_sparsity: float = Field(0.2, ge=0)  # lambda_1 on A; [0.1, 0.4] in appendix A
-    lambda_mask: float = Field(0.0, ge=0)  # lambda_1 on m
+    lambda_sparsity: float = Field(0.2, ge=0, le=1e6)  # lambda_1 on A; [0.1, 0.4] in appendix A
+    lambda_mask: float = Field(0.0, ge=0, le=1e6)  # lambda_1 on m
     sparsify: Literal["proximal", "gradient"] = "proximal"  # l1 as a step of rate * lambda_1 towards 0, or as gradient
     prune_below: float = Field(0.0, ge=0)  # smaller values of A are 0 when tested, sent and stored
     adaptive_keep: float = Field(0.1, gt=0, le=1)  # of A at a task's end only this share stays, the largest values
-    lambda_drift: float = Field(100.0, ge=0)  # lambda_2, appendix A
-    weight_decay: float = Field(0.0, ge=0)  # on A and the mask, and on B in a client's first task
+    lambda_drift: float = Field(100.0, ge=0, le=1e9)  # lambda_2, appendix A
+    weight_decay: float = Field(0.0, ge=0, le=1e6)  # on A and the mask, and on B in a client's first task
     mask: Literal["sigmoid", "linear"] = "sigmoid"  # m = sigmoid(v), or m itself is learned and may reach 0
     mask_start: float = 0.0  # the learned number's start: v for sigmoid, m for linear
     mask_spread: float = Field(0.0, ge=0)  # deviation of a random start
@@ -231,7 +231,13 @@ class FedWeIT(Method):
             for step in range(lesson.step):  # A_i at the end of task t-1, from which dA_i is counted
                 client.archive[f"adaptive_before/{step}"] = client.archive[f"adaptive/{step}"]
 
+    def store(self, client: State, message: Message) -> None:
+        for name, payload in message.tensors.items():
+            if name.startswith("foreign/"):
+                client.archive[name] = payload  # each foreign A once, however many tasks use it
+
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
+        self.store(client, message)
         if (received := message.tensors.get("global")) is not None:
             assert isinstance(received, tensors.Rows)
             value = received.dense()  # B(n) = theta_G(n) where theta_G is not 0, section 3.4
@@ -239,9 +245,6 @@ class FedWeIT(Method):
             self.receive_biases(client, message)
             if self.options.drift_from == "received" and "foreign" in message.numbers and lesson.step > 0:
                 client.tensors["reference"] = client.tensor("base").clone()
-        for name, payload in message.tensors.items():
-            if name.startswith("foreign/"):
-                client.archive[name] = payload  # each foreign A once, however many tasks use it
         if (chosen := message.numbers.get("foreign")) is not None:
             client.numbers["foreign"] = chosen
             client.tensors["attention"] = self._first_attention(len(chosen), lesson)

@@ -27,9 +27,8 @@ class MlpOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    inputs: int = Field(3 * 32 * 32, gt=0)
-    hidden: int = Field(64, gt=0)
-    features: int = Field(32, gt=0)
+    hidden: int = Field(64, gt=0, le=65536)
+    features: int = Field(32, gt=0, le=65536)
 
 
 NETWORKS: dict[str, type[BaseModel]] = {"lenet": LeNetOptions, "mlp": MlpOptions}

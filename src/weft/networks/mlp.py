@@ -18,5 +18,8 @@ class Mlp(nn.Module):
         return functional.relu(self.fc2(x))
 
 
-def body(inputs: int, hidden: int, features: int) -> tuple[nn.Module, int]:
-    return Mlp(inputs, hidden, features), features
+INPUTS = 3 * 32 * 32  # every scenario's images are brought to this size
+
+
+def body(hidden: int, features: int) -> tuple[nn.Module, int]:
+    return Mlp(INPUTS, hidden, features), features
