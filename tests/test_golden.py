@@ -268,6 +268,7 @@ def test_mlp(tmp_path, monkeypatch, expected):
     assert nobody.any()  # there are rows that nobody sent
 
 
+@pytest.mark.slow
 def test_mlp_that_cuts_a(tmp_path, monkeypatch):
     """A keeps its largest values at a task's end. A seed and a share where rounding does not decide which these are."""
     smooth_adam(monkeypatch)
@@ -275,6 +276,7 @@ def test_mlp_that_cuts_a(tmp_path, monkeypatch):
     check(by_library(plan, tmp_path / "run"), by_example(plan), tolerance=TOLERANCE)
 
 
+@pytest.mark.slow
 def test_mlp_with_adam_as_it_is(tmp_path):
     plan = weft.Plan(**MLP)
     check(by_library(plan, tmp_path / "run"), by_example(plan), tolerance=2e-3)
@@ -346,6 +348,7 @@ MUTATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
 def test_it_would_notice(mutation, tmp_path, monkeypatch, expected):
     smooth_adam(monkeypatch)
@@ -382,6 +385,7 @@ def test_the_example_has_our_defaults():
     )
 
 
+@pytest.mark.slow
 def test_the_example_runs():
     done = subprocess.run([sys.executable, "-W", "error", str(EXAMPLE)], capture_output=True, text=True, check=True)
     lines = done.stdout.splitlines()

@@ -493,6 +493,7 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "value", "context"), EFFECTS, ids=[f"{o}={v}-{c}" for o, v, c in EFFECTS])
 def test_each_option_has_an_effect(option, value, context):
     first, second = weit(**context), weit(**context | {option: value})
