@@ -9,8 +9,7 @@ demo: $(VENV)/ready
 	$(BIN)/weft demo
 
 test: $(VENV)/ready-to-test lint
-	# what fails gets one more try alone: tests with real processes and kills depend on a machine that keeps up
-	$(BIN)/pytest -q -n 2 || $(BIN)/pytest -q --last-failed
+	$(BIN)/pytest -q -n 2
 
 quick: $(VENV)/ready-to-test
 	$(BIN)/pytest -q -n 2 -m "not slow"
