@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from weft import client as client_module
+from weft.batches import Batches
 from weft.client import World
 from weft.engines import Reply, Request
 from weft.ledger import Ledger
 from weft.loop import Federation, Progress
 from weft.message import Message, decode
 from weft.methods.base import initial_body
-from weft.networks.flat import Batches, Layer, Layout
+from weft.networks.flat import Layer, Layout
 from weft.plan import Plan
 from weft.scenarios import Scenario
 from weft.state import State
@@ -111,7 +112,7 @@ class Run:
         network = self.world.lesson(0, 0).network
         self.layout = network.layout
         self.ledger = Ledger(self.layout.body)
-        self.method.open_server(self.server, initial_body(network, self.plan.seed), self.layout)
+        self.method.open_server(self.server, initial_body(network, self.plan.seed), self.layout, self.plan)
 
     @property
     def method(self) -> Any:

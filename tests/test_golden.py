@@ -30,7 +30,7 @@ import torch
 from torch.nn import functional
 
 import weft
-from weft import methods, networks, scenarios, training
+from weft import methods, networks, optimizers, scenarios
 from weft.ledger import Entry
 from weft.methods import fedweit
 from weft.methods.base import Lesson
@@ -231,7 +231,7 @@ def distance(first, second):
 
 
 def smooth_adam(monkeypatch):
-    monkeypatch.setattr(training.Adam, "EPSILON", 1e-4)
+    monkeypatch.setattr(optimizers.Adam, "EPSILON", 1e-4)
     monkeypatch.setattr(torch.optim, "Adam", functools.partial(torch.optim.Adam, eps=1e-4))
 
 

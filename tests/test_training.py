@@ -7,11 +7,12 @@ import torch
 from helpers import CachedWorld, Interrupted, Run, run, state_bits, tiny
 from torch.nn import functional
 
+from weft.batches import Batches
 from weft.client import answer
 from weft.message import Message, decode, encode
 from weft.methods import METHODS
 from weft.methods.base import initial_body
-from weft.networks.flat import Batches, Network
+from weft.networks.flat import Network
 from weft.networks.mlp import INPUTS, Mlp
 from weft.randomness import generator
 from weft.state import State
@@ -22,7 +23,7 @@ from weft.training import after_epoch, begin_schedule
 
 def rates(losses, plan):
     """The rate and whether the task is over, after each epoch."""
-    schedule, found = begin_schedule(plan), []
+    schedule, found = begin_schedule(plan.learning_rate), []
     for loss in losses:
         schedule = after_epoch(schedule, loss, plan)
         found.append((schedule["rate"], schedule["stopped"]))
@@ -69,7 +70,7 @@ def test_the_rate_never_falls_below_the_floor():
 
 def test_after_epoch_is_a_function():
     plan = tiny(patience=1)
-    schedule = begin_schedule(plan)
+    schedule = begin_schedule(plan.learning_rate)
     copy = dict(schedule)
     after_epoch(schedule, 1.0, plan)
     assert schedule == copy
@@ -291,14 +292,14 @@ def test_a_stopped_client_keeps_its_model_and_sends_nothing(name):
     world = CachedWorld(tiny(method=name, tasks=1))
     method, server, state = world.method, State(), State()
     network = world.lesson(0, 0).network
-    method.open_server(server, initial_body(network, 0), network.layout)
+    method.open_server(server, initial_body(network, 0), network.layout, world.plan)
     first = method.brief(server, 0, 0, True, world.plan)
     reply = ask(world, state, ("begin", "receive", "train", "send"), 0, 0, *first)
     assert bool(reply.tensors) == method.talks
     state.numbers["schedule"]["stopped"] = True
     before = {key: value for key, value in state_bits(state).items() if key.startswith(("tensors", "archive"))}
 
-    method.open_server(server, -2 * initial_body(network, 0), network.layout)  # another theta_G
+    method.open_server(server, -2 * initial_body(network, 0), network.layout, world.plan)  # another theta_G
     later = method.brief(server, 0, 0, False, world.plan)
     reply = ask(world, state, ("receive", "train", "send"), 0, 1, *later)
     after = {key: value for key, value in state_bits(state).items() if key.startswith(("tensors", "archive"))}

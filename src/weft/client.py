@@ -15,21 +15,23 @@ The same request twice gives the same reply and does not train twice.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
 import torch
 
 from weft import methods, networks, scenarios
+from weft.batches import Batches
 from weft.errors import Problem
 from weft.message import Message, decode, encode
 from weft.methods.base import Lesson, Method
-from weft.networks.flat import Batches
+from weft.optimizers import forget_optimizer
 from weft.plan import Plan
 from weft.scenarios import Part, Scenario, Task
 from weft.state import State
 from weft.tensors import Payload, nonzeros
-from weft.training import begin_schedule, forget_optimizer, train_round
+from weft.training import begin_schedule, train_round
 
 SETS_KEPT = 16  # of the tasks being learned
 TEST_SETS_KEPT = 256  # small uint8 images: some hundred kilobytes each
@@ -53,16 +55,32 @@ class World:
         return self.scenario.sequences[client][step]
 
     def lesson(self, client: int, step: int) -> Lesson:
-        classes = len(self.task(client, step).classes)
-        network = networks.build(self.plan.network, self.plan.network_options, classes, self.device)
+        """A lesson without data, for answering; whoever learns gets `learning`."""
+        network = networks.build(self.plan.network, self.plan.network_options, self._heads(client, step), self.device)
         return Lesson(client, step, self.plan, network)
+
+    def learning(self, client: int, step: int) -> Lesson:
+        """The lesson of the task that is being learned: its images are there to see, those of other tasks are not."""
+        load = functools.partial(self.pooled if self.method.sees_all else self.batches, client, step)
+        return dataclasses.replace(self.lesson(client, step), load=load)
+
+    def _heads(self, client: int, step: int) -> tuple[int, ...]:
+        """How many classes each head has: one head for the task, or those of all tasks where all are seen at once."""
+        tasks = self.scenario.sequences[client] if self.method.sees_all else (self.task(client, step),)
+        return tuple(len(task.classes) for task in tasks)
 
     def batches(self, client: int, step: int, part: Part) -> Batches:
         return (self._testing if part == "test" else self._learning)(client, step, part)
 
+    def pooled(self, client: int, step: int, part: Part) -> Batches:
+        """The images of all tasks of a client; an epoch takes as many of them as the current task has."""
+        parts = [self.batches(client, each, part) for each in range(len(self.scenario.sequences[client]))]
+        return Batches.pool(parts, epoch=len(parts[step]))
+
     def _load(self, client: int, step: int, part: Part) -> Batches:
         task = self.task(client, step)
-        return Batches(task.load(part), task.mean, task.deviation, self.device)
+        first_label = sum(self._heads(client, step)[:step]) if self.method.sees_all else 0
+        return Batches(task.load(part), task.mean, task.deviation, self.device, first_label)
 
 
 def pick_device(wanted: str) -> str:
@@ -79,7 +97,7 @@ def answer(world: World, client: int, state: State, wire: bytes) -> bytes:
     request = decode(wire)
     if state.reply and state.numbers["answered"] == request.request_id:
         return state.reply
-    tensors, numbers = _act(world, state, request, world.lesson(client, request.step))
+    tensors, numbers = _act(world, state, request, world.learning(client, request.step))
     reply = Message(
         request.receiver, request.sender, request.request_id, (), request.step, request.round, tensors, numbers
     )
@@ -96,7 +114,7 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
         method.join(state, lesson)
     if "begin" in request.ops:
         method.begin(state, lesson)
-        state.numbers["schedule"] = begin_schedule(world.plan)
+        state.numbers["schedule"] = begin_schedule(method.first_rate(world.plan, step))
     stopped = state.numbers["schedule"]["stopped"]  # its rate has reached the floor: it keeps what it has and waits
     if "receive" in request.ops:
         if stopped:
@@ -104,8 +122,7 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
         else:
             method.receive(state, request, lesson)
     if "train" in request.ops:
-        train, valid = (world.batches(client, step, part) for part in ("train", "valid"))
-        numbers |= train_round(state, method, lesson, train, valid, request.round)
+        numbers |= train_round(state, method, lesson, request.round)
     if "send" in request.ops and not stopped:
         tensors |= method.contribute(state, lesson)
     if "finish" in request.ops:

@@ -17,7 +17,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -46,7 +46,9 @@ class Plan(BaseModel):
     clients_per_round: int | Literal["all"] = "all"
     train_unchosen: bool = False  # do clients that were not chosen for a round train by themselves in it?
     batch_size: int = Field(100, ge=1)  # appendix A
-    learning_rate: float = Field(1e-3 / 3, gt=0)  # appendix A, 5 clients
+    optimizer: Literal["auto", "adam", "sgd"] = "auto"  # auto: sgd for the methods that need it, adam for the others
+    learning_rate: float = Field(1e-3 / 3, gt=0)  # Adam's at the start of each task; appendix A, 5 clients
+    sgd_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"  # SGD's; auto: each method's own
     rate_decay: float = Field(3.0, gt=1)  # the rate is divided by this ...
     patience: int = Field(5, ge=1)  # ... after so many epochs without a lower validation loss ...
     rate_floor: float = Field(1e-7, ge=0)  # ... and the task is over when it gets here (rho)
@@ -83,13 +85,17 @@ class Plan(BaseModel):
                 f"clients_per_round is {self.clients_per_round} but there are {self.clients} clients; "
                 f"choose 1 to {self.clients}, or all"
             )
+        object.__setattr__(self, "method", methods.canonical(self.method))  # fedprox+ewc and ewc+fedprox are one plan
+        if self.optimizer == "adam" and methods.class_of(self.method).optimizer == "sgd":
+            raise Problem(f"{self.method} needs SGD; leave optimizer=auto, and set its rate with sgd_rate")
         for part, options in (
             ("method", methods.options_of(self.method)),
             ("network", networks.options_of(self.network)),
             ("scenario", scenarios.module_of(self.scenario).Options),
         ):
-            own = f"{getattr(self, part).partition('@')[0]}."  # method.fedweit.keep says the same as method.keep
-            given = {key.removeprefix(own): value for key, value in getattr(self, f"{part}_options").items()}
+            given = getattr(self, f"{part}_options")
+            for own in methods.parts_of(getattr(self, part)):  # method.fedweit.keep says the same as method.keep
+                given = {key.removeprefix(f"{own}."): value for key, value in given.items()}
             try:
                 complete = options.model_validate(given).model_dump(mode="json")
             except ValidationError as error:
@@ -113,7 +119,7 @@ class Plan(BaseModel):
         if not isinstance(sections, Mapping) or not all(isinstance(section, Mapping) for section in sections.values()):
             raise Problem("the section for.METHOD of a plan is a table, such as [for.fedavg]")
         for name in sections:
-            methods.options_of(name)  # a misspelt section would silently do nothing
+            methods.class_of(name)  # a misspelt section would silently do nothing
         base, top = gather(base), gather({**parse(words), **more})
         chosen = top.get("method", base.get("method", cls.model_fields["method"].default))
         if not isinstance(chosen, str):
@@ -121,7 +127,11 @@ class Plan(BaseModel):
         own = base.get("method", cls.model_fields["method"].default)
         if str(top.get("method", own)).partition("@")[0] != str(own).partition("@")[0]:
             base.pop("method_options", None)  # options of the plan's own method mean nothing to another one
-        layers = [base, gather(sections.get(chosen.partition("@")[0], {})), top]  # a preset goes below, in __init__
+        # sections of a combination's parts, then its own; a preset goes below all of them, in __init__
+        plain = methods.canonical(chosen).partition("@")[0]
+        own_sections = [sections[part] for part in methods.parts_of(plain) if part in sections and part != plain]
+        own_sections += [section for name, section in sections.items() if methods.canonical(name) == plain]
+        layers = [base, *map(gather, own_sections), top]
         merged: dict[str, Any] = {}
         for layer in layers:
             for key, value in layer.items():

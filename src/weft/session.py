@@ -22,10 +22,11 @@ from weft.errors import Problem
 from weft.ledger import Entry, Ledger
 from weft.loop import Federation, Progress
 from weft.methods.base import initial_body
+from weft.optimizers import make_optimizer
 from weft.plan import Plan
 from weft.record import Record, read_rows
 from weft.state import Archive, State, files_of
-from weft.training import Adam
+from weft.training import train_step
 
 SAVE_SHARE = 10  # saving may take one part in so many of the time
 
@@ -54,7 +55,7 @@ class Session:
         self.progress = Progress()
         server = State(archive=Archive(record.checkpoints, owner="server"))
         if manifest is None:
-            world.method.open_server(server, initial_body(network, plan.seed), network.layout)
+            world.method.open_server(server, initial_body(network, plan.seed), network.layout, plan)
         else:
             if manifest["plan"] != zlib.crc32(plan.toml().encode()):
                 raise Problem(f"{record.folder / 'plan.toml'} was changed since this run began; put it back")
@@ -166,16 +167,11 @@ def estimate(world: World, workers: int) -> float:
     work = world.method.open(trial, lesson)
     batches = world.batches(0, 0, "train")
     chosen = torch.arange(min(plan.batch_size, len(batches)), device=world.device)
-    optimizer = Adam(work, None)
+    optimizer, rate = make_optimizer(world.method, plan, work, None), world.method.first_rate(plan, 0)
     seconds = []
     for _ in range(4):  # the first one warms up
         began = time.perf_counter()
-        world.method.compose(work)
-        lesson.network.compute_gradient(*batches.take(chosen))
-        world.method.pull_back(work)
-        world.method.penalise(work)
-        optimizer.step(plan.learning_rate)
-        world.method.constrain(work, plan.learning_rate)
+        train_step(world.method, work, optimizer, *batches.take(chosen), rate)
         seconds.append(time.perf_counter() - began)
     one = min(seconds[1:]) / len(chosen)  # an image
     images = sum(task.sizes["train"] for sequence in scenario.sequences for task in sequence)

@@ -1,7 +1,7 @@
 """How a client learns in one round: the same for every method, which is asked at the hooks.
 
-Adam, with the paper's adaptive decay and stop (appendix A): the rate starts anew with each task, is divided by 3 after
-5 epochs without a lower validation loss, and the task is over when it reaches the floor.
+With the paper's adaptive decay and stop (appendix A): the rate starts anew with each task, is divided by 3 after 5
+epochs without a lower validation loss, and the task is over when it reaches the floor.
 """
 
 from __future__ import annotations
@@ -11,16 +11,17 @@ from typing import Any
 
 import torch
 
+from weft.batches import Batches
 from weft.errors import Problem
 from weft.methods.base import Lesson, Method, Work
-from weft.networks.flat import Batches
+from weft.optimizers import SGD, Adam, make_optimizer
 from weft.plan import Plan
 from weft.randomness import generator
 from weft.state import State
 
 
-def begin_schedule(plan: Plan) -> dict[str, Any]:
-    return {"rate": plan.learning_rate, "lowest": None, "waited": 0, "stopped": False, "epochs": 0}
+def begin_schedule(rate: float) -> dict[str, Any]:
+    return {"rate": rate, "lowest": None, "waited": 0, "stopped": False, "epochs": 0}
 
 
 def after_epoch(schedule: dict[str, Any], loss: float, plan: Plan) -> dict[str, Any]:
@@ -36,29 +37,25 @@ def after_epoch(schedule: dict[str, Any], loss: float, plan: Plan) -> dict[str, 
     return new
 
 
-def train_round(
-    client: State, method: Method, lesson: Lesson, train: Batches, valid: Batches, round_index: int
-) -> dict[str, Any]:
+def train_round(client: State, method: Method, lesson: Lesson, round_index: int) -> dict[str, Any]:
     """One round of local training (Alg. 1 line 7); the client's state is moved on. Returns what there is to report."""
     plan, network = lesson.plan, lesson.network
+    train, valid = lesson.load("train"), lesson.load("valid")
     schedule = client.numbers["schedule"]
     work = method.open(client, lesson)
-    optimizer = Adam(work, client if plan.optimizer_memory == "task" else None)
+    optimizer = make_optimizer(method, plan, work, client)
     images, accuracy, valid_loss = 0, 0.0, 0.0
     losses: list[float] = []
     for epoch in range(plan.epochs_per_round):
         if schedule["stopped"]:
             break
         losses = []
-        order = _order(plan, lesson, round_index, epoch, len(train))
+        order = _order(plan, lesson, round_index, epoch, train)
+        if work.dropout or network.random:  # torch's dropout draws from its global generator
+            torch.manual_seed(int(generator(plan.seed, "dropout", *where(lesson), round_index, epoch).integers(2**62)))
         for chosen in torch.split(order, plan.batch_size):
-            method.compose(work)
-            losses.append(network.compute_gradient(*train.take(chosen)))
-            method.pull_back(work)
-            method.penalise(work)
-            optimizer.step(schedule["rate"])
-            method.constrain(work, schedule["rate"])
-        images += len(train)
+            losses.append(train_step(method, work, optimizer, *train.take(chosen), schedule["rate"]))
+        images += len(order)
         method.compose(work, tested=True)
         accuracy, valid_loss = network.measure(valid)
         if not math.isfinite(valid_loss):
@@ -74,69 +71,26 @@ def train_round(
     return report
 
 
-def _order(plan: Plan, lesson: Lesson, round_index: int, epoch: int, count: int) -> torch.Tensor:
-    """The order of an epoch's examples."""
-    if not plan.shuffle:
-        return torch.arange(count, device=lesson.network.vector.device)
-    rng = generator(plan.seed, "shuffle", lesson.client, lesson.step, round_index, epoch)
-    return torch.from_numpy(rng.permutation(count)).to(lesson.network.vector.device)
+def train_step(
+    method: Method, work: Work, optimizer: Adam | SGD, images: torch.Tensor, labels: torch.Tensor, rate: float
+) -> float:
+    """One batch; gives its loss."""
+    method.compose(work)
+    loss = work.network.compute_gradient(images, labels, work.dropout)
+    method.pull_back(work)
+    method.penalise(work)
+    optimizer.step(rate)
+    method.constrain(work, rate)
+    return loss
 
 
-class Adam:
-    """Adam over a method's variables (Kingma and Ba, 2015), one fused pass over each.
-
-    It calls the kernel of torch.optim.Adam(fused=True) itself: torch.optim takes seconds to load for what is one call.
-    """
-
-    FIRST_DECAY, SECOND_DECAY, EPSILON = 0.9, 0.999, 1e-8
-
-    def __init__(self, work: Work, memory: State | None):
-        """With the moments of the last round, if they are kept in `memory`."""
-        self._work = work
-        kept = memory.tensors if memory is not None else {}
-        steps = memory.numbers.get("adam", {}) if memory is not None else {}
-        self._moments: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        for name, variable in work.variables.items():
-            # taken over, not copied: they are most of a client's state, and `remember` puts them back
-            found = (kept.pop(f"adam/{name}/first", None), kept.pop(f"adam/{name}/second", None))
-            moments = [
-                moment.to(variable.device) if isinstance(moment, torch.Tensor) else torch.zeros_like(variable)
-                for moment in found
-            ]
-            self._moments[name] = (
-                moments[0],
-                moments[1],
-                torch.tensor(float(steps.get(name, 0)), device=variable.device),
-            )
-
-    def step(self, rate: float) -> None:
-        for name, (first, second, steps) in self._moments.items():
-            steps += 1
-            torch._fused_adam_(
-                [self._work.variables[name]],
-                [self._work.gradients[name]],
-                [first],
-                [second],
-                [],
-                [steps],
-                lr=rate,
-                beta1=self.FIRST_DECAY,
-                beta2=self.SECOND_DECAY,
-                weight_decay=0.0,
-                eps=self.EPSILON,
-                amsgrad=False,
-                maximize=False,
-            )
-
-    def remember(self, memory: State) -> None:
-        for name, (first, second, _) in self._moments.items():
-            memory.tensors[f"adam/{name}/first"] = first.cpu()
-            memory.tensors[f"adam/{name}/second"] = second.cpu()
-        memory.numbers["adam"] = {name: steps.item() for name, (_, _, steps) in self._moments.items()}
+def _order(plan: Plan, lesson: Lesson, round_index: int, epoch: int, train: Batches) -> torch.Tensor:
+    """The order of an epoch's examples; of images pooled from several tasks an epoch takes a part."""
+    if not plan.shuffle and train.epoch == len(train):
+        return torch.arange(len(train), device=lesson.network.vector.device)
+    rng = generator(plan.seed, "shuffle", *where(lesson), round_index, epoch)
+    return torch.from_numpy(rng.permutation(len(train))[: train.epoch]).to(lesson.network.vector.device)
 
 
-def forget_optimizer(client: State) -> None:
-    """A task is over: its moments go."""
-    client.numbers.pop("adam", None)
-    for key in [key for key in client.tensors if key.startswith("adam/")]:
-        del client.tensors[key]
+def where(lesson: Lesson) -> tuple[int, int]:
+    return lesson.client, lesson.step

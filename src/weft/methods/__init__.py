@@ -1,31 +1,71 @@
-"""The methods by name: one file, one method, one name on the command line."""
+"""The methods by name: one file, one method, one name on the command line; `a+b` is two of them at once."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
 from weft.errors import Problem, nearest
 from weft.methods.base import Method, Options
+from weft.methods.combine import combine
 
 METHODS = {
     "fedweit": "weft.methods.fedweit:FedWeIT",
+    "apd": "weft.methods.apd:APD",
+    "ewc": "weft.methods.ewc:EWC",
+    "stable-sgd": "weft.methods.stable_sgd:StableSGD",
+    "local": "weft.methods.local:Local",
     "fedavg": "weft.methods.fedavg:FedAvg",
+    "fedprox": "weft.methods.fedprox:FedProx",
+    "scaffold": "weft.methods.scaffold:Scaffold",
+    "fedcurv": "weft.methods.fedcurv:FedCurv",
     "stl": "weft.methods.stl:STL",
+    "joint": "weft.methods.joint:Joint",
 }
+
+# the paper's, and what its figures add; any other pair that makes sense works as well
+COMBINATIONS = ("fedprox+ewc", "fedprox+stable-sgd", "fedprox+apd", "fedavg+ewc", "fedavg+apd")
 
 
 def class_of(name: str) -> type[Method]:
-    """The method's class; `name` may carry a preset, as in fedweit@paper."""
+    """The method's class; `name` may carry a preset, as in fedweit@paper, or be a combination, as in fedprox+ewc."""
+    return _resolve(name)[1]
+
+
+def canonical(name: str) -> str:
+    """The name with the parts of a combination in the order that counts."""
+    return _resolve(name)[0]
+
+
+@functools.cache
+def _resolve(name: str) -> tuple[str, type[Method]]:
     plain, _, preset = name.partition("@")
-    if plain not in METHODS:
-        raise Problem(f"there is no method {plain!r}; {nearest(plain, METHODS)}")
-    module, _, attribute = METHODS[plain].partition(":")
-    found: type[Method] = getattr(importlib.import_module(module), attribute)
+    parts = {part: _one(part) for part in plain.split("+")}
+    if len(parts) < len(plain.split("+")):
+        raise Problem(f"{plain} names a method twice")
+    plain, found = combine(parts) if len(parts) > 1 else (plain, parts[plain])
     if preset and preset not in found.presets:
         hint = nearest(preset, found.presets) if found.presets else "it has none"
         raise Problem(f"{plain} has no preset {preset!r}; {hint}")
+    return (f"{plain}@{preset}" if preset else plain), found
+
+
+def _one(name: str) -> type[Method]:
+    if name not in METHODS:
+        raise Problem(f"there is no method {name!r}; {nearest(name, METHODS)}")
+    module, _, attribute = METHODS[name].partition(":")
+    found: type[Method] = getattr(importlib.import_module(module), attribute)
     return found
+
+
+def parts_of(name: str) -> list[str]:
+    """The names of a method's parts, without a preset.
+
+    >>> parts_of("fedprox+ewc"), parts_of("fedweit@paper")
+    (['fedprox', 'ewc'], ['fedweit'])
+    """
+    return name.partition("@")[0].split("+")
 
 
 def options_of(name: str) -> type[Options]:

@@ -2,34 +2,39 @@
 
 A method object holds no state. A client's memory is the client's `State`, the server's is the server's, and both are
 handed in. This base class is itself a complete method without a server: plain training of one shared body with a head
-for each task. A method overrides what it does differently, and says so in one file.
+for each task. A method overrides what it does differently, and says so in one file; where a hook can add to what
+others do, it calls `super()` first, so that methods combine (combine.py): `fedprox+ewc` is both penalties.
 
-Names that all methods share: `base` is the vector of weights that tasks share; `private` is what belongs to the current
-task alone, biases first and then the head.
+Names that all methods share: `base` is the vector of weights that tasks share; `private` is the biases, which tasks
+may share too, and then the head of the current task.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
-from weft.errors import Problem
 from weft.lazy import lazy
 from weft.randomness import generator
 
 if TYPE_CHECKING:
     import torch
 
+    from weft import tensors
+    from weft.batches import Batches
     from weft.message import Message
     from weft.networks.flat import Layout, Network
     from weft.plan import Plan
+    from weft.scenarios import Part
     from weft.state import State
     from weft.tensors import Payload
 else:
     torch = lazy("torch")
+    tensors = lazy("weft.tensors")
 
 
 Briefing: TypeAlias = "tuple[dict[str, Payload], dict[str, Any]]"  # tensors and numbers
@@ -44,14 +49,22 @@ class Options(BaseModel):
     biases: Literal["shared", "private"] = "shared"
 
 
+def no_data(part: Part) -> Batches:
+    raise AssertionError(f"the {part} images of a task may be seen only while it is being learned")
+
+
 @dataclass(frozen=True)
 class Lesson:
-    """What a client is being taught now: where it is in the run, and the network that serves as scratch memory."""
+    """What a client is being taught now: where it is in the run, and the network that serves as scratch memory.
+
+    `load` gives the images of the task that is being learned; of a task that is over there are none.
+    """
 
     client: int
     step: int
     plan: Plan
     network: Network
+    load: Callable[[Part], Batches] = no_data
 
     @property
     def layout(self) -> Layout:
@@ -69,7 +82,8 @@ class Work:
     network: Network
     variables: dict[str, torch.Tensor]
     gradients: dict[str, torch.Tensor]
-    constants: dict[str, Any] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)  # what a method needs at every step, under its own name
+    dropout: float = 0.0
 
 
 class Size(NamedTuple):
@@ -84,16 +98,32 @@ class Method:
 
     options_class: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    kind: ClassVar[Literal["local", "federated", "bound"]] = "local"
     citation: ClassVar[str] = ""
     sends: ClassVar[tuple[str, str]] = ("nothing", "nothing")  # up each round, down each round
     talks: ClassVar[bool] = False  # does anything go over the wire?
+    verified: ClassVar[str] = ""  # the test that fails without what is the method's own; empty: not verified
+
+    optimizer: ClassVar[Literal["adam", "sgd"]] = "adam"  # sgd: the method's formulas hold for no other
+    sgd_rate: ClassVar[float] = 0.1  # the rate at the start of a task, where the plan names none
+    sees_all: ClassVar[bool] = False  # all tasks of a client at once, the one exception to a task's data being its own
+    # for combinations
+    composes: ClassVar[bool] = False  # is theta made of several variables, and not `base` itself?
+    needs_theta: ClassVar[str] = ""  # why `base` has to be theta, if it has to
+    alone: ClassVar[str] = ""  # why the method combines with no other, if it does not
 
     def __init__(self, options: Options):
         self.options = options
 
+    def first_rate(self, plan: Plan, step: int) -> float:
+        """The rate at the start of a task."""
+        if optimizer_of(self, plan) == "adam":
+            return plan.learning_rate
+        return self.sgd_rate if plan.sgd_rate == "auto" else plan.sgd_rate
+
     # ---- server half, in calling order -------------------------------------------------------------------------------
 
-    def open_server(self, server: State, initial: torch.Tensor, layout: Layout) -> None:
+    def open_server(self, server: State, initial: torch.Tensor, layout: Layout, plan: Plan) -> None:
         """Before the first task: put theta_G into the server's state."""
 
     def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
@@ -164,7 +194,8 @@ class Method:
 
     def finish(self, client: State, lesson: Lesson) -> None:
         """A task ends: what it needs later goes into the archive."""
-        client.archive[f"private/{lesson.step}"] = client.tensor("private").clone()
+        shared = lesson.layout.body - lesson.layout.weights if self.options.biases == "shared" else 0
+        client.archive[f"private/{lesson.step}"] = client.tensor("private")[shared:].clone()
 
     def give(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         """What a client gives once, at the end of a task (Alg. 1 line 11)."""
@@ -179,31 +210,41 @@ class Method:
     def size(self, client: State) -> Size:
         """What must be kept to answer for all tasks."""
         base = client.tensor("base")
-        heads = [value for key, value in client.archive.items() if key.startswith("private/")]
-        return Size(base.nbytes + sum(_bytes(head) for head in heads), 4 * int(base.count_nonzero()))
+        kept = [value for key, value in client.archive.items() if key.startswith("private/")]
+        if self.options.biases == "shared" and kept:
+            own = len(client.tensor("private")) - tensors.size(kept[-1])  # the biases: once, for all tasks
+            kept.append(client.tensor("private")[:own])
+        return Size(base.nbytes + sum(map(tensors.nbytes, kept)), 4 * int(base.count_nonzero()))
 
     # ---- shared by the methods ---------------------------------------------------------------------------------------
 
+    def shared(self, tensors: Mapping[str, Any], layout: Layout) -> dict[str, torch.Tensor]:
+        """What tasks share, out of a client's tensors, or of variables or gradients: views of base and biases."""
+        found = {"base": tensors["base"]}
+        if self.options.biases == "shared":
+            found["biases"] = tensors["private"][: layout.body - layout.weights]
+        return found
+
     def private_part(self, client: State, step: int, lesson: Lesson) -> torch.Tensor:
         """Biases and head of a task, whether it is over or still being learned."""
-        finished = f"private/{step}" in client.archive
-        own = client.archive[f"private/{step}"] if finished else client.tensor("private")
+        if (own := client.archive.get(f"private/{step}")) is None:
+            return client.tensor("private")
         assert isinstance(own, torch.Tensor)
-        if finished and self.options.biases == "shared":
-            biases = lesson.layout.body - lesson.layout.weights
-            own = torch.cat([client.tensor("private")[:biases], own[biases:]])
+        if self.options.biases == "shared":
+            own = torch.cat([client.tensor("private")[: lesson.layout.body - lesson.layout.weights], own])
         return own
 
-    def shared_biases(self, client: State, lesson: Lesson) -> dict[str, Payload]:
-        """The biases as they travel, where they are shared."""
-        if self.options.biases == "private":
-            return {}
-        return {"biases": client.tensor("private")[: lesson.layout.body - lesson.layout.weights].clone()}
-
-    def receive_biases(self, client: State, message: Message) -> None:
+    @staticmethod
+    def receive_biases(client: State, message: Message) -> None:
+        """Shared biases come along with theta_G."""
         if (biases := message.tensors.get("biases")) is not None:
-            assert isinstance(biases, torch.Tensor)
-            client.tensors["private"] = torch.cat([biases, client.tensor("private")[len(biases) :]])
+            private = client.tensor("private")
+            client.tensors["private"] = torch.cat([tensors.dense(biases), private[tensors.size(biases) :]])
+
+
+def in_parts(vector: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
+    """A vector of the network's layout under the names that a client's tensors have."""
+    return {"base": vector[: layout.weights], "private": vector[layout.weights :]}
 
 
 @functools.lru_cache(maxsize=2)
@@ -212,30 +253,5 @@ def initial_body(network: Network, seed: int) -> torch.Tensor:
     return network.initial_body(generator(seed, "initial"))
 
 
-def mean(vectors: list[torch.Tensor], weights: list[float]) -> torch.Tensor:
-    """The weighted mean, added up in the order given, so that equal replies give equal bits."""
-    total = torch.zeros_like(vectors[0])
-    for vector, weight in zip(vectors, weights, strict=True):
-        total.add_(vector, alpha=weight)
-    return total.div_(sum(weights))
-
-
-def reply_weights(replies: list[Message], average: str) -> list[float]:
-    return [1.0 if average == "equal" else float(reply.numbers["examples"]) for reply in replies]
-
-
-def dense_tensors(replies: list[Message], name: str) -> list[torch.Tensor]:
-    """The same dense tensor out of every reply; a reply without it, or of another size, is refused."""
-    found: list[torch.Tensor] = []
-    for reply in replies:
-        value = reply.tensors.get(name)
-        if not isinstance(value, torch.Tensor) or (found and len(value) != len(found[0])):
-            raise Problem(f"{reply.sender} did not answer with {name!r} as this method expects it")
-        found.append(value)
-    return found
-
-
-def _bytes(payload: Payload) -> int:
-    from weft.tensors import nbytes
-
-    return nbytes(payload)
+def optimizer_of(method: Method | type[Method], plan: Plan) -> Literal["adam", "sgd"]:
+    return method.optimizer if plan.optimizer == "auto" else plan.optimizer

@@ -3,19 +3,28 @@
     theta_G = sum over c of (n_c / n) * theta_c          n_c: examples of client c, n: of all that answered
 
 Heads stay private. In the paper's continual setting each client goes on to its next task from theta_G.
+
+With keep < 1 a client sends only that share of its values, those that it moved farthest from theta_G; a value's mean is
+taken over those that sent it, and where nobody did each client keeps its own, as FedWeIT does with rows.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
 
 from weft.lazy import lazy
 from weft.methods import base
-from weft.methods.base import Briefing, Lesson, Method, dense_tensors, mean, reply_weights
+from weft.methods.averaging import Average, average, merge, reply_weights, sent
+from weft.methods.base import Briefing, Lesson, Method
+from weft.methods.formulas import largest_places
 
 if TYPE_CHECKING:
     import torch
 
+    from weft import tensors
     from weft.message import Message
     from weft.networks.flat import Layout
     from weft.plan import Plan
@@ -23,22 +32,26 @@ if TYPE_CHECKING:
     from weft.tensors import Payload
 else:
     torch = lazy("torch")
+    tensors = lazy("weft.tensors")
 
 
 class Options(base.Options):
-    average: Literal["equal", "examples"] = "examples"  # McMahan et al. weight by n_c
+    average: Average = "examples"  # McMahan et al. weight by n_c
+    keep: float = Field(1.0, gt=0, le=1)  # the share of the values that is sent; all in McMahan et al.
 
 
 class FedAvg(Method):
     options_class: ClassVar[type[base.Options]] = Options
+    kind: ClassVar[Literal["local", "federated", "bound"]] = "federated"
     citation: ClassVar[str] = "McMahan et al., Communication-efficient learning of deep networks, AISTATS 2017"
-    sends: ClassVar[tuple[str, str]] = ("the whole body", "the whole body")
+    sends: ClassVar[tuple[str, str]] = ("theta", "theta_G")
     talks: ClassVar[bool] = True
+    verified: ClassVar[str] = "tests/test_methods.py: test_fedavg_mean_by_hand"
     options: Options
 
     # ---- server half
 
-    def open_server(self, server: State, initial: torch.Tensor, layout: Layout) -> None:
+    def open_server(self, server: State, initial: torch.Tensor, layout: Layout, plan: Plan) -> None:
         server.tensors["global"] = initial[: layout.weights].clone()
         if self.options.biases == "shared":
             server.tensors["biases"] = initial[layout.weights :].clone()
@@ -48,20 +61,34 @@ class FedAvg(Method):
 
     def aggregate(self, server: State, replies: list[Message]) -> None:
         replies = [reply for reply in replies if "base" in reply.tensors]  # a client that has stopped sends none
-        if not replies:
-            return
-        weights = reply_weights(replies, self.options.average)
-        server.tensors["global"] = mean(dense_tensors(replies, "base"), weights)
+        if replies:
+            self.merge_replies(server, replies, reply_weights(replies, self.options.average))
+
+    def merge_replies(self, server: State, replies: list[Message], weights: list[float]) -> None:
+        server.tensors["global"] = average(sent(replies, "base"), weights)
         if self.options.biases == "shared":
-            server.tensors["biases"] = mean(dense_tensors(replies, "biases"), weights)
+            server.tensors["biases"] = average(sent(replies, "biases"), weights)
 
     # ---- client half
 
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
-        received = message.tensors["global"]
-        assert isinstance(received, torch.Tensor)
-        client.tensors["base"] = received
+        client.tensors["base"] = merge(message.tensors["global"], client.tensor("base"))
         self.receive_biases(client, message)
+        if self.options.keep < 1:
+            client.tensors["received"] = client.tensor("base")
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
-        return {"base": client.tensor("base"), **self.shared_biases(client, lesson)}
+        return self.cut(self.shared(client.tensors, lesson.layout), client)
+
+    def cut(self, values: dict[str, torch.Tensor], client: State) -> dict[str, Payload]:
+        """What is sent of vectors that are called `base` or `.../base`: with keep < 1 the same places of each."""
+        if self.options.keep == 1:
+            return {name: value.clone() for name, value in values.items()}
+        moved = (client.tensor("base") - client.tensor("received")).abs()
+        count = math.ceil(self.options.keep * len(moved) - 1e-9)
+        chosen = torch.nonzero(largest_places(moved, count)).view(-1)
+        found: dict[str, Payload] = {}
+        for name, value in values.items():
+            whole = name.rpartition("/")[2] != "base"  # biases are few
+            found[name] = value.clone() if whole else tensors.Sparse(len(value), chosen.int(), value[chosen])
+        return found

@@ -1,7 +1,7 @@
-"""The formulas of the decomposition, each once, as plain functions of vectors; tests check their gradients by autograd.
+"""Formulas that methods share, each once, as plain functions of vectors; tests check their gradients by autograd.
 
-All vectors have the layout's `weights` values; masks have one number for each row (output unit). m * B below means that
-row r of B is multiplied by m[r].
+Most belong to the decomposition: all vectors have the layout's `weights` values; masks have one number for each row
+(output unit), and m * B means that row r of B is multiplied by m[r].
 """
 
 from __future__ import annotations
@@ -139,7 +139,13 @@ def drift_gradient_adaptive(
         m = mask[layer.row_span, None]
         own = moved[layer.span].view_as(rows)
         rows.addcmul_(change[layer.span].view_as(rows), m, value=2 * weight).add_(own, alpha=2 * weight)
-        masked_changes[layer.span].view_as(rows).addcmul_(own, m)
+    add_masked(layout, moved, mask, masked_changes)
+
+
+def add_masked(layout: Layout, moved: torch.Tensor, mask: torch.Tensor, masked_changes: torch.Tensor) -> None:
+    """m_i * dA_i of one past task, added to the sum over all of them."""
+    for layer, rows in layout.by_layer(masked_changes):
+        rows.addcmul_(moved[layer.span].view_as(rows), mask[layer.row_span, None])
 
 
 def retroactive(
@@ -163,12 +169,18 @@ def largest(adaptive: torch.Tensor, share: float) -> torch.Tensor:
     count = math.floor(share * len(adaptive) + 1e-9)
     if int(adaptive.count_nonzero()) <= count:
         return adaptive
-    size = adaptive.abs()
-    bound = size.kthvalue(len(size) - count).values  # the largest value that goes
-    kept = size > bound
-    equals = torch.nonzero(size == bound).view(-1)[: count - int(kept.sum())]
-    kept[equals] = True
-    return torch.where(kept, adaptive, 0.0)
+    return torch.where(largest_places(adaptive.abs(), count), adaptive, 0.0)
+
+
+def largest_places(sizes: torch.Tensor, count: int) -> torch.Tensor:
+    """Which places hold the `count` largest numbers, as booleans; of equals the first, on every machine."""
+    if count >= len(sizes):
+        return torch.ones(len(sizes), dtype=torch.bool)
+    bound = sizes.kthvalue(len(sizes) - count).values  # the largest that goes
+    chosen = sizes > bound
+    equals = torch.nonzero(sizes == bound).view(-1)[: count - int(chosen.sum())]
+    chosen[equals] = True
+    return chosen
 
 
 def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Tensor:
@@ -178,3 +190,13 @@ def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Ten
         order = mask[layer.row_span].abs().argsort(descending=True, stable=True)
         kept[layer.first_row + order[: math.ceil(keep * layer.rows - 1e-9)]] = True
     return kept
+
+
+def curvature_gradient(
+    theta: torch.Tensor, curvature: torch.Tensor, pulled: torch.Tensor, weight: float, by_theta: torch.Tensor
+) -> None:
+    """The gradient of weight / 2 * sum over i of F_i * (theta - theta_i)^2, added.
+
+    It is weight * (theta * sum of F_i - sum of F_i * theta_i): two sums, `curvature` and `pulled`, however many i.
+    """
+    by_theta.addcmul_(theta, curvature, value=weight).add_(pulled, alpha=-weight)

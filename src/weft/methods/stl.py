@@ -26,6 +26,8 @@ class Options(base.Options):
 class STL(Method):
     options_class: ClassVar[type[base.Options]] = Options
     citation: ClassVar[str] = "the baseline `Single Task Learning` of Yoon et al., ICML 2021"
+    verified: ClassVar[str] = "tests/test_methods.py: test_tasks_of_stl_do_not_influence_one_another"
+    alone: ClassVar[str] = "each of its tasks has a network of its own, which nothing else may change"
 
     def begin(self, client: State, lesson: Lesson) -> None:
         self.join(client, lesson)  # the initial weights once more

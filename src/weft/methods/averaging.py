@@ -1,0 +1,90 @@
+"""The server's mean of what clients sent: dense, some rows, or some single values.
+
+    theta_G = sum over c of w_c * theta_c / sum over c of w_c
+
+With rows or single values only those count who sent the row or the value, and where nobody sent anything there is
+nothing: a client that receives such a theta_G keeps its own values there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from weft.errors import Problem
+from weft.lazy import lazy
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft import tensors
+    from weft.message import Message
+    from weft.tensors import Payload
+else:
+    torch = lazy("torch")
+    tensors = lazy("weft.tensors")
+
+Average = Literal["equal", "examples"]
+
+
+def reply_weights(replies: list[Message], average: Average) -> list[float]:
+    """What each client's answer counts: all the same, or by its number of training examples."""
+    return [1.0 if average == "equal" else float(reply.numbers["examples"]) for reply in replies]
+
+
+def sent(replies: list[Message], name: str) -> list[Payload]:
+    """The same tensor out of every reply; a reply without it, or with one of another size or shape, is refused."""
+    found: list[Payload] = []
+    for reply in replies:
+        value = reply.tensors.get(name)
+        if value is None or (found and _form(value) != _form(found[0])):
+            raise Problem(f"{reply.sender} did not answer with {name!r} as this method expects it")
+        found.append(value)
+    return found
+
+
+def _form(part: Payload) -> tuple[type, int]:
+    return type(part), tensors.size(part)
+
+
+def weighted_sum(parts: list[Payload], weights: list[float]) -> torch.Tensor:
+    total = torch.zeros(tensors.size(parts[0]))
+    for part, weight in zip(parts, weights, strict=True):
+        total.add_(tensors.dense(part), alpha=weight)
+    return total
+
+
+def average(parts: list[Payload], weights: list[float], divide: Literal["senders", "all"] = "senders") -> Payload:
+    """The weighted mean, added up in the order given, so that equal replies give equal bits.
+
+    `divide`: a value's sum by the weight of those that sent it, or by that of all.
+    """
+    total = weighted_sum(parts, weights)
+    if isinstance(parts[0], torch.Tensor):
+        return total.div_(sum(weights))
+    share = torch.zeros(len(_sent_units(parts[0])))  # for each row or value the weight of those that sent it
+    for part, weight in zip(parts, weights, strict=True):
+        share.add_(_sent_units(part), alpha=weight)
+    anybody = share > 0
+    divisor = share.where(anybody, 1.0) if divide == "senders" else torch.full_like(share, sum(weights))
+    if isinstance(parts[0], tensors.Sparse):
+        return tensors.Sparse.of(total.div_(divisor))
+    widths = torch.tensor([width for rows, width in parts[0].segments for _ in range(rows)])
+    return tensors.Rows.of(total.div_(divisor.repeat_interleave(widths)), parts[0].segments, anybody)
+
+
+def _sent_units(part: Payload) -> torch.Tensor:
+    """Which rows, or which single values, are there."""
+    if isinstance(part, tensors.Rows):
+        return part.kept
+    assert isinstance(part, tensors.Sparse)
+    there = torch.zeros(part.size, dtype=torch.bool)
+    there[part.indices.long()] = True
+    return there
+
+
+def merge(received: Payload, own: torch.Tensor) -> torch.Tensor:
+    """B(n) = theta_G(n) where theta_G(n) is not 0 (section 3.4), and the client's own value elsewhere."""
+    if isinstance(received, torch.Tensor):
+        return received
+    value = received.dense()
+    return torch.where(value != 0, value, own)

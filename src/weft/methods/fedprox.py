@@ -1,0 +1,65 @@
+"""FedProx: FedAvg whose clients are held near to theta_G (Li et al., MLSys 2020).
+
+    loss(theta) + mu / 2 * |theta - theta_G|^2            the square of the distance: several libraries forget it
+
+theta_G is what the client received last. All that is averaged is held: weights, and biases where they are shared.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from weft.lazy import lazy
+from weft.methods import base, fedavg
+from weft.methods.base import Lesson, Work, in_parts
+from weft.methods.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    import torch
+
+    from weft.message import Message
+    from weft.state import State
+else:
+    torch = lazy("torch")
+
+
+class Options(fedavg.Options):
+    mu: float = Field(5e-3, ge=0, le=1e6)  # appendix A
+
+
+class FedProx(FedAvg):
+    options_class: ClassVar[type[base.Options]] = Options
+    citation: ClassVar[str] = "Li et al., Federated optimization in heterogeneous networks, MLSys 2020"
+    verified: ClassVar[str] = "tests/test_baselines.py: test_fedprox_pulls_towards_theta_g"
+    options: Options
+
+    def join(self, client: State, lesson: Lesson) -> None:
+        super().join(client, lesson)
+        for name, value in self.shared(in_parts(lesson.initial(), lesson.layout), lesson.layout).items():
+            client.tensors[f"anchor/{name}"] = value.clone()
+
+    def receive(self, client: State, message: Message, lesson: Lesson) -> None:
+        super().receive(client, message, lesson)
+        for name, value in self.shared(client.tensors, lesson.layout).items():
+            client.tensors[f"anchor/{name}"] = value.clone()
+
+    def open(self, client: State, lesson: Lesson) -> Work:
+        work = super().open(client, lesson)
+        names, device = self.shared(client.tensors, lesson.layout), lesson.network.vector.device
+        work.constants["anchor"] = {name: client.tensor(f"anchor/{name}").to(device) for name in names}
+        return work
+
+    def penalise(self, work: Work) -> None:
+        super().penalise(work)
+        if self.options.mu:
+            layout = work.network.layout
+            theta, gradient = self.shared(work.variables, layout), self.shared(work.gradients, layout)
+            for name, anchor in work.constants["anchor"].items():
+                proximal_gradient(theta[name], anchor, self.options.mu, gradient[name])
+
+
+def proximal_gradient(theta: torch.Tensor, theta_g: torch.Tensor, mu: float, by_theta: torch.Tensor) -> None:
+    """The gradient of mu / 2 * |theta - theta_G|^2, added: mu * (theta - theta_G)."""
+    by_theta.add_(theta, alpha=mu).add_(theta_g, alpha=-mu)
