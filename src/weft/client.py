@@ -53,8 +53,8 @@ class World:
         return self.scenario.sequences[client][step]
 
     def lesson(self, client: int, step: int) -> Lesson:
-        classes = len(self.task(client, step).classes)
-        network = networks.build(self.plan.network, self.plan.network_options, classes, self.device)
+        heads = (len(self.task(client, step).classes),)
+        network = networks.build(self.plan.network, self.plan.network_options, heads, self.device)
         return Lesson(client, step, self.plan, network)
 
     def batches(self, client: int, step: int, part: Part) -> Batches:
