@@ -123,7 +123,7 @@ def by_example(plan):
     """The one-file run of what the plan says: named tensors, accuracy of each client, values sent."""
     options = plan.method_options
     world = scenarios.build(plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed)
-    network = networks.build(plan.network, plan.network_options, plan.scenario_options["classes_per_task"])
+    network = networks.build(plan.network, plan.network_options, (plan.scenario_options["classes_per_task"],))
     shapes = SHAPES[plan.network]
 
     def split(task, part):
@@ -188,7 +188,7 @@ def by_example(plan):
 def by_library(plan, folder):
     """The library's run in the same terms, read from the states that it left on disk."""
     weft.run(plan, folder)
-    network = networks.build(plan.network, plan.network_options, plan.scenario_options["classes_per_task"])
+    network = networks.build(plan.network, plan.network_options, (plan.scenario_options["classes_per_task"],))
     manifest = json.loads((folder / "checkpoints" / "manifest.json").read_text())
     shapes = SHAPES[plan.network]
     rows = {layer: shape[:1] for layer, shape in shapes.items()}

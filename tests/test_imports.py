@@ -138,6 +138,7 @@ def test_an_engine_knows_no_learning(module):
 @pytest.mark.parametrize("module", under("weft.networks"))
 def test_a_network_knows_no_method(module):
     allowed = ("weft.networks", "weft.errors", "weft.randomness", "weft.lazy", "weft.tensors", "weft.scenarios")
+    allowed += ("weft.named",)
     assert named(of(module), "weft") == named(of(module), *allowed)
 
 
@@ -167,6 +168,10 @@ def test_what_is_shown_comes_out_of_the_run_folder(module):
 @pytest.mark.parametrize("module", ["weft.errors", "weft.randomness", "weft.lazy", "weft.metrics"])
 def test_the_ground_floor_stands_on_nothing(module):
     assert not named(of(module), "weft", "torch")
+
+
+def test_things_are_found_by_name_without_torch():
+    assert named(of("weft.named"), "weft", "torch") == {"weft.errors"}
 
 
 @pytest.mark.parametrize("module", ["weft.tensors", *under("weft.message", "weft.headers")])
@@ -233,6 +238,8 @@ def faults(text: str) -> list[str]:
     """What could run a stranger's code, or read a file that can."""
     tree = ast.parse(text)
     found = [one.module for one in imports(text) if one.module.split(".")[0] in DANGEROUS_MODULES]
+    forks = [node for node in ast.walk(tree) if isinstance(node, ast.With) and "fork_rng" in ast.unparse(node.items[0])]
+    forked = {child for fork in forks for child in ast.walk(fork)}  # a seed is put back behind it
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
@@ -255,12 +262,10 @@ def faults(text: str) -> list[str]:
             found.append(f"{called} with allow_pickle")
         if called in ("torch.load", "torch.save") and keywords.get("weights_only") != "True":
             found.append(called)
-        if called.endswith(("manual_seed", "random.seed")) and called.split(".")[0] in (
-            "torch",
-            "random",
-            "numpy",
-            "np",
-        ):
+        whose = called.split(".")[0]
+        if called.endswith("manual_seed") and whose == "torch" and node in forked:
+            continue
+        if called.endswith(("manual_seed", "random.seed")) and whose in ("torch", "random", "numpy", "np"):
             found.append(f"{called}: randomness is passed, never global")
     return found
 
@@ -280,6 +285,8 @@ def faults(text: str) -> list[str]:
         "torch.load(path, weights_only=False)",
         "os.system('ls')",
         "torch.manual_seed(0)",
+        "with torch.random.fork_rng():\n    np.random.seed(0)",
+        "with torch.no_grad():\n    torch.manual_seed(0)",
     ],
 )
 def test_the_check_finds(bad):
@@ -288,6 +295,7 @@ def test_the_check_finds(bad):
 
 def test_the_check_lets_pass():
     assert not faults("network.eval()\nsubprocess.run(['ls'])\nnp.load(path)\ntorch.load(path, weights_only=True)")
+    assert not faults("with torch.random.fork_rng():\n    torch.manual_seed(0)")
 
 
 EXAMPLES = sorted((SOURCE.parent.parent / "examples").glob("*.py"))

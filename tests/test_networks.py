@@ -9,7 +9,8 @@ from torch import nn
 from torch.nn import functional
 
 from weft import networks
-from weft.networks.flat import TRUNCATED_DEVIATION, Batches, Network, variance_scaling
+from weft.batches import Batches
+from weft.networks.flat import TRUNCATED_DEVIATION, Network, variance_scaling
 from weft.networks.lenet import LeNet, LocalResponseNorm, channel_band
 from weft.networks.mlp import Mlp
 from weft.randomness import generator
@@ -38,7 +39,7 @@ class PlainLeNet(nn.Module):
 @pytest.fixture(scope="module")
 def lenet():
     """Shared and scratch: whoever reads its vector writes it first."""
-    network = networks.build("lenet", {}, classes=5)
+    network = networks.build("lenet", {}, heads=(5,))
     fill(network, 0)
     return network
 
@@ -111,7 +112,7 @@ def test_the_order_within_a_block(lenet, monkeypatch):
 
 @pytest.mark.parametrize(("pool", "channels_last"), [(3, True), (3, False), (2, True)])
 def test_lenet_equals_a_plain_one(pool, channels_last):
-    network = networks.build("lenet", {"pool": pool}, classes=5)
+    network = networks.build("lenet", {"pool": pool}, heads=(5,))
     fill(network, 1)
     plain = PlainLeNet(pool)
     plain.load_state_dict(network.body.state_dict())
@@ -189,9 +190,9 @@ class WithBatchNorm(nn.Module):
 
 
 KINDS = {
-    "lenet": lambda: (networks.build("lenet", {}, classes=5), 500),
-    "mlp": lambda: (Network(Mlp(3072, 8, 6), 6, 3), 6),
-    "own": lambda: (Network(WithBatchNorm(), 6, 3), 6),
+    "lenet": lambda: (networks.build("lenet", {}, heads=(5,)), 500),
+    "mlp": lambda: (Network(Mlp(3072, 8, 6), 6, (3,)), 6),
+    "own": lambda: (Network(WithBatchNorm(), 6, (3,)), 6),
 }
 
 
@@ -205,11 +206,14 @@ def test_layout_covers_the_vector_without_gap_or_overlap(kind):
         place, row = layer.span.stop, layer.row_span.stop
     assert (place, row) == (layout.weights, layout.rows)
     assert layout.body == sum(parameter.numel() for parameter in network.body.parameters())
-    assert layout.size == layout.body + network.classes * (features + 1) == len(network.vector) == len(network.gradient)
+    begin, end = layout.statistics
+    assert begin == layout.body
+    assert end - begin == (8 if kind == "own" else 0)
+    assert layout.size == end + network.classes * (features + 1) == len(network.vector) == len(network.gradient)
 
 
 def test_mlp_layout():
-    layout = networks.build("mlp", {"hidden": 16, "features": 8}, classes=2).layout
+    layout = networks.build("mlp", {"hidden": 16, "features": 8}, heads=(2,)).layout
     assert [(layer.name, layer.shape, layer.offset, layer.first_row) for layer in layout.layers] == [
         ("fc1.weight", (16, 3072), 0, 0),
         ("fc2.weight", (8, 16), 49_152, 16),
@@ -218,16 +222,17 @@ def test_mlp_layout():
 
 
 def test_layout_of_somebodys_own_module():
-    layout = Network(WithBatchNorm(), 6, 3).layout
+    layout = Network(WithBatchNorm(), 6, (3,)).layout
     assert [(layer.name, layer.rows, layer.width) for layer in layout.layers] == [
         ("conv.weight", 4, 27),
         ("fc.weight", 6, 4),
     ]
-    assert (layout.weights, layout.body, layout.size) == (132, 132 + 8 + 6 + 2, 148 + 21)
+    assert (layout.weights, layout.body, layout.size) == (132, 132 + 8 + 6 + 2, 148 + 8 + 21)
+    assert layout.statistics == (148, 156)
 
 
 def test_by_layer_gives_views():
-    layout = Network(WithBatchNorm(), 6, 3).layout
+    layout = Network(WithBatchNorm(), 6, (3,)).layout
     vector = torch.zeros(layout.weights)
     for layer, rows in layout.by_layer(vector):
         assert rows.shape == (layer.rows, layer.width)
@@ -241,6 +246,8 @@ def test_parameters_are_views_of_the_vector(kind):
     begin, end = network.vector.data_ptr(), network.vector.data_ptr() + 4 * len(network.vector)
     place = begin
     for parameter in network.parameters:
+        if place == begin + 4 * network.layout.statistics[0]:
+            place = begin + 4 * network.layout.statistics[1]
         assert parameter.data_ptr() == place
         place += 4 * parameter.numel()
     assert place == end
@@ -248,7 +255,7 @@ def test_parameters_are_views_of_the_vector(kind):
 
 
 def test_changing_the_vector_changes_the_output():
-    network = Network(Mlp(3072, 8, 6), 6, 3)
+    network = Network(Mlp(3072, 8, 6), 6, (3,))
     fill(network, 0)
     images = pictures(0)
     before = network.logits(images)
@@ -270,10 +277,12 @@ def test_the_gradient_is_laid_out_as_the_vector(kind):
     names = dict(body.named_parameters())
     weights = [layer.name for layer in network.layout.layers]
     order = [names[name] for name in [*weights, *(name for name in names if name not in weights)]]
-    head = network.vector[network.layout.body :].clone().requires_grad_()
+    begin, end = network.layout.statistics
+    head = network.vector[end:].clone().requires_grad_()
     weight, bias = head[: network.classes * features].view(-1, features), head[network.classes * features :]
-    plain = functional.cross_entropy(functional.linear(body(images), weight, bias), labels)
-    wanted = torch.cat([part.reshape(-1) for part in torch.autograd.grad(plain, [*order, head])])
+    plain = functional.cross_entropy(functional.linear(body.train()(images), weight, bias), labels)
+    pieces = list(torch.autograd.grad(plain, [*order, head]))
+    wanted = torch.cat([part.reshape(-1) for part in [*pieces[:-1], torch.zeros(end - begin), pieces[-1]]])
     assert loss == pytest.approx(plain.item())
     torch.testing.assert_close(network.gradient, wanted)
     assert all(parameter.grad is None for parameter in network.parameters)  # nothing piles up elsewhere
@@ -309,8 +318,9 @@ def test_same_seed_same_bits(kind):
     assert first.data_ptr() != network.vector.data_ptr()
     head, same = (network.initial_head(generator(0, "head")) for _ in range(2))
     assert torch.equal(head, same)
+    assert len(head) == network.layout.size - network.layout.body
     assert (head[-network.classes :] == 0).all()
-    assert head[: -network.classes].count_nonzero() > 0
+    assert head[-network.classes * 7 : -network.classes].count_nonzero() > 0
 
 
 @pytest.mark.parametrize("kind", ["lenet", "mlp"])
@@ -321,7 +331,7 @@ def test_initial_biases_are_zero(kind):
 
 
 def test_other_parameters_start_as_their_module_made_them():
-    network = Network(WithBatchNorm(), 6, 3)
+    network = Network(WithBatchNorm(), 6, (3,))
     start = network.initial_body(generator(0, "initial"))
     order = dict(network.body.named_parameters())
     rest = {}
@@ -334,7 +344,7 @@ def test_other_parameters_start_as_their_module_made_them():
 
 def test_the_start_does_not_depend_on_who_used_the_network_before():
     """The vector is scratch memory that all clients share: what one left there is not another one's start."""
-    network = Network(WithBatchNorm(), 6, 3)
+    network = Network(WithBatchNorm(), 6, (3,))
     before = network.initial_body(generator(0, "initial"))
     network.vector.add_(5.0)
     assert torch.equal(network.initial_body(generator(0, "initial")), before)
@@ -374,10 +384,10 @@ def test_batches_in_order():
 
 def test_measure_is_over_the_whole_split():
     """Accuracy and cross entropy of 300 images in three chunks are those of all at once."""
-    network = Network(Mlp(48, 8, 6), 6, 3)
+    network = Network(Mlp(3072, 8, 6), 6, (3,))
     fill(network, 0)
     rng = np.random.default_rng(1)
-    split = Split(rng.integers(256, size=(300, 4, 4, 3), dtype=np.uint8), rng.integers(3, size=300))
+    split = Split(rng.integers(256, size=(300, 32, 32, 3), dtype=np.uint8), rng.integers(3, size=300))
     batches = Batches(split, (128.0,) * 3, (64.0,) * 3)
     accuracy, loss = network.measure(batches)
     with torch.no_grad():
@@ -388,6 +398,6 @@ def test_measure_is_over_the_whole_split():
 
 def test_a_network_is_built_once_for_each_kind():
     options = {"hidden": 4, "features": 4}
-    first, again = (networks.build("mlp", options, classes=2) for _ in range(2))
+    first, again = (networks.build("mlp", options, heads=(2,)) for _ in range(2))
     assert first is again
-    assert networks.build("mlp", options, classes=3) is not first
+    assert networks.build("mlp", options, heads=(3,)) is not first

@@ -265,7 +265,7 @@ def test_the_report_of_a_round():
 
 def test_the_validation_loss_is_that_of_the_model_after_the_round():
     finished = run(**ADAM)
-    network = Network(Mlp(3072, 8, 16), 16, 2)
+    network = Network(Mlp(3072, 8, 16), 16, (2,))
     network.vector.copy_(learned(finished))
     accuracy, loss = network.measure(finished.world.batches(0, 0, "valid"))
     assert reported(finished, "valid_loss")[-1] == pytest.approx(loss, rel=1e-5)

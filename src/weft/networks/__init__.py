@@ -1,16 +1,24 @@
-"""The networks by name. Their options are described here, so that a plan can be checked before torch is loaded."""
+"""The networks by name. Their options are described here, so that a plan can be checked before torch is loaded.
+
+`package.module:Name` and `path/to/file.py:Name` name somebody's own: a class or function that is called with the
+options `network.*` and gives an nn.Module, which maps images (batch, 3, 32, 32) to features (batch, n).
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from weft import named
 from weft.errors import Problem, nearest
+from weft.networks.signature import Statistics, options_from
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from weft.networks.flat import Network
 
 
@@ -31,24 +39,71 @@ class MlpOptions(BaseModel):
     features: int = Field(32, gt=0, le=65536)
 
 
-NETWORKS: dict[str, type[BaseModel]] = {"lenet": LeNetOptions, "mlp": MlpOptions}
+class ResNet18Options(BaseModel):
+    """ResNet-18 (He et al. 2016), 11,168,832 values without heads for images of 32x32."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    stem: Literal["small", "classical"] = "small"  # 3x3 without pooling for 32x32 images; 7x7 and pooling for larger
+    norm: Literal["batch", "group"] = "batch"
+    statistics: Statistics = "own"  # of batch norm: a set for each task, which stays; or one that travels
+
+
+NETWORKS: dict[str, type[BaseModel]] = {"lenet": LeNetOptions, "mlp": MlpOptions, "resnet18": ResNet18Options}
+SEED = 0  # of what modules make themselves, such as position embeddings: the same in every process and for every plan
 
 
 def options_of(name: str) -> type[BaseModel]:
+    if (maker := _maker(name)) is not None:
+        try:
+            return options_from(maker)
+        except Problem as problem:
+            raise Problem(f"network {name}: {problem}") from None
     if name not in NETWORKS:
         raise Problem(f"there is no network {name!r}; {nearest(name, NETWORKS)}")
     return NETWORKS[name]
 
 
+def build(name: str, options: dict[str, object], heads: tuple[int, ...], device: str = "cpu") -> Network:
+    """The network with heads of so many classes; one for each kind, since it is scratch memory that clients share."""
+    chosen = options_of(name).model_validate(options)
+    return _build(name, _maker(name), chosen.model_dump_json(), heads, device)
+
+
+def _maker(name: str) -> Any:
+    """What makes somebody's own network; None if the name is not of that form."""
+    return named.find(name) if ":" in name else None
+
+
 @functools.lru_cache(maxsize=8)
-def _build(name: str, options: BaseModel, classes: int, device: str) -> Network:
+def _build(name: str, maker: Any, text: str, heads: tuple[int, ...], device: str) -> Network:
+    import torch
+
     from weft.networks.flat import Network
 
-    module = importlib.import_module(f"weft.networks.{name}")
-    body, features = module.body(**options.model_dump())
-    return Network(body, features, classes, device)
+    given = options_of(name).model_validate_json(text).model_dump()  # as JSON they can be a key, even lists
+    statistics = given.pop("statistics", "own")
+    try:
+        with torch.random.fork_rng(devices=[]):  # nobody's global generator is moved by this
+            torch.default_generator.manual_seed(SEED)
+            if maker is None:
+                body, features = importlib.import_module(f"weft.networks.{name}").body(**given)
+            else:
+                body, features = _own_body(maker, given)
+        return Network(body, features, heads, device, statistics)
+    except Problem as problem:
+        raise Problem(f"network {name}: {problem}") from problem.__cause__
 
 
-def build(name: str, options: dict[str, object], classes: int, device: str = "cpu") -> Network:
-    """The network for tasks of so many classes; one for each kind, since it is scratch memory that clients share."""
-    return _build(name, options_of(name).model_validate(options), classes, device)
+def _own_body(maker: Any, given: dict[str, Any]) -> tuple[nn.Module, int]:
+    from torch import nn
+
+    from weft.networks.trying import count_features
+
+    try:
+        body = maker(**given)
+    except Exception as error:
+        raise Problem(f"it cannot be made with {given}: {named.told(error)}") from error
+    if not isinstance(body, nn.Module):
+        raise Problem(f"it made a {type(body).__name__}; wanted is an nn.Module")
+    return body, count_features(body)

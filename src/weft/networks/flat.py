@@ -3,17 +3,20 @@
 Every formula of the paper is then a line of vector arithmetic, the same for any network, and the wire format, ledger
 and checkpoint deal with one vector instead of a tree. The vector holds, in this order:
 
-    [ weights of linear and convolution layers | all other parameters, biases above all | the task's head ]
-      0 .. layout.weights                        .. layout.body                           .. layout.size
+    [ weights of linear and convolution layers | all other parameters, biases above all | statistics | the heads ]
+      0 .. layout.weights                        .. layout.body                                        .. layout.size
 
-Only the first part is decomposed by FedWeIT, row by row: a row is one output unit. The first two parts are the body,
-which tasks may share; the head belongs to one task and never leaves its client.
+Only the first part is decomposed by FedWeIT, row by row: a row is one output unit. Statistics are what batch norm
+counts while it trains, its means and variances; they move like weights do, but have no gradient. All up to layout.body
+is the body, which tasks may share; what is behind it belongs to one task and never leaves its client. Statistics are
+behind it where each task has its `own`, and belong to the body, as its last part, where they are `shared`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +24,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from weft.scenarios import Split
+from weft.batches import Batches
+from weft.errors import Problem
+from weft.networks.signature import Statistics
+from weft.networks.trying import try_out
 
 # A unit-variance normal cut at two deviations has this deviation: variance scaling divides by it.
 TRUNCATED_DEVIATION = 0.87962566103423978
@@ -61,6 +67,7 @@ class Layout:
     weights: int
     body: int
     size: int
+    statistics: tuple[int, int] = (0, 0)  # where they begin and end
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
@@ -77,47 +84,59 @@ class Layout:
 
 
 class Network:
-    """A body and one task's head whose parameters are views of `vector`, with their gradient in `gradient`.
+    """A body and heads whose parameters and statistics are views of `vector`, with their gradient in `gradient`.
 
-    It is scratch memory, not state: whoever trains or tests writes `vector` first.
+    It is scratch memory, not state: whoever trains or tests writes `vector` first. Between calls the body is in eval
+    mode, so that asking for `logits` changes nothing.
     """
 
-    def __init__(self, body: nn.Module, features: int, classes: int, device: str = "cpu"):
-        self.body = body.to(device)
-        self.classes = classes
-        decomposed: list[tuple[str, torch.Tensor]] = [
-            (f"{name}.weight", module.weight)
-            for name, module in self.body.named_modules()
-            if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d))
-        ]
-        taken = {id(weight) for _, weight in decomposed}
-        rest: list[torch.Tensor] = [each for each in self.body.parameters() if id(each) not in taken]
-        head: list[torch.Tensor] = [nn.Parameter(torch.zeros(classes, features)), nn.Parameter(torch.zeros(classes))]
-        self.parameters = [weight for _, weight in decomposed] + rest + head
+    def __init__(
+        self,
+        body: nn.Module,
+        features: int,
+        heads: tuple[int, ...],
+        device: str = "cpu",
+        statistics: Statistics = "own",
+    ):
+        """`heads` has the number of classes of each head: one, or several to learn several tasks at once."""
+        self.body = body.to(device, torch.float32)
+        self.heads, self.classes = heads, sum(heads)
+        found, self.random = try_out(self.body)  # random: does the body itself draw numbers while it trains?
+        weights = decomposed(self.body)
+        taken = {id(weight) for weight in weights.values()}
+        # what somebody froze stays as it is in the module, and out of the vector
+        rest = [each for each in self.body.parameters() if each.requires_grad and id(each) not in taken]
+        counted = [module.get_buffer(name) for module, name in found]
+        head = [nn.Parameter(torch.zeros(self.classes, features)), nn.Parameter(torch.zeros(self.classes))]
+        self.parameters = [*weights.values(), *rest, *head]
+        self.layout = lay_out(weights, rest, counted, head, statistics)
 
-        layers, offset, row = [], 0, 0
-        for name, weight in decomposed:
-            layers.append(Layer(name, tuple(weight.shape), offset, row))
-            offset, row = offset + weight.numel(), row + weight.shape[0]
-        body_size = offset + sum(parameter.numel() for parameter in rest)
-        size = body_size + sum(parameter.numel() for parameter in head)
-        self.layout = Layout(tuple(layers), offset, body_size, size)
-
-        self.vector = torch.zeros(size, device=device)
-        self.gradient = torch.zeros(size, device=device)
+        self.vector = torch.zeros(self.layout.size, device=device)
+        self.gradient = torch.zeros(self.layout.size, device=device)
+        self._pieces: list[torch.Tensor] = []  # of the gradient, one for each parameter
         place = 0
-        for parameter in self.parameters:
-            view = self.vector[place : place + parameter.numel()].view(parameter.shape)
-            view.copy_(parameter.detach())
+        for each in [*weights.values(), *rest, *counted, *head]:
+            span = slice(place, place + each.numel())
+            view = self.vector[span].view(each.shape)
+            view.copy_(each.detach())
             # a leaf of its own that shares the vector's storage: a slice's gradient would be as large as the vector
-            parameter.data = view
-            place += parameter.numel()
+            each.data = view
+            if each.requires_grad:
+                self._pieces.append(self.gradient[span].view(each.shape))
+            place = span.stop
+        self._statistics = [(module, name, module.get_buffer(name)) for module, name in found]
         self._head_weight, self._head_bias = head
-        self._made = self.vector[:body_size].cpu().clone()  # as the modules made it, before anybody trains in here
+        self._head_of = torch.repeat_interleave(torch.tensor(heads)).to(device)  # (classes,), a class's head
+        self._made = self.vector[: self.layout.statistics[1]].cpu().clone()  # before anybody trains in here
+        self._dropout = Dropout()
+        first = self.layout.layers[0].name.removesuffix(".weight")  # it sees the images, of which nothing is dropped
+        for name, module in self.body.named_modules():
+            if isinstance(module, nn.Linear) and name != first:
+                module.register_forward_pre_hook(self._dropout.before)
 
     def initial_body(self, rng: np.random.Generator) -> torch.Tensor:
         """A fresh body: weights by variance scaling (appendix A), biases 0, anything else as its module made it."""
-        start = self._made.clone()
+        start = self._made[: self.layout.body].clone()
         for layer in self.layout.layers:
             start[layer.span] = variance_scaling(layer.shape, rng).view(-1)
         place = self.layout.weights
@@ -129,55 +148,121 @@ class Network:
         return start
 
     def initial_head(self, rng: np.random.Generator) -> torch.Tensor:
-        start = torch.zeros(self.layout.size - self.layout.body)
-        start[: self._head_weight.numel()] = variance_scaling(tuple(self._head_weight.shape), rng).view(-1)
-        return start
+        """All that comes behind the body: statistics if they are a task's own, then fresh heads, one after another."""
+        features = self._head_weight.shape[1]
+        weights = [variance_scaling((classes, features), rng).view(-1) for classes in self.heads]
+        return torch.cat([self._made[self.layout.body :], *weights, torch.zeros(self.classes)])
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        return functional.linear(self.body(images), self._head_weight, self._head_bias)
+        return functional.linear(self._dropout(self.body(images)), self._head_weight, self._head_bias)
 
-    def compute_gradient(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        """The mean cross entropy of a batch; its gradient by every value of `vector` is left in `gradient`."""
-        loss = functional.cross_entropy(self.logits(images), labels)
-        pieces = torch.autograd.grad(loss, self.parameters)
-        torch.cat([piece.reshape(-1) for piece in pieces], out=self.gradient)
+    def within_head(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Logits (batch, classes) without those of other heads than the label's. Labels count through all heads."""
+        if len(self.heads) == 1:
+            return logits
+        other = self._head_of[labels][:, None] != self._head_of  # (batch, 1) != (classes,)
+        return logits.masked_fill(other, -math.inf)
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
+        """Cross entropy within the head of each label."""
+        return functional.cross_entropy(self.within_head(logits, labels), labels, reduction=reduction)
+
+    def compute_gradient(self, images: torch.Tensor, labels: torch.Tensor, dropout: float = 0.0) -> float:
+        """The mean cross entropy of a batch; its gradient by every value of `vector` is left in `gradient`.
+
+        `dropout` is the share of their input that linear layers and heads drop, drawn from torch's global generator.
+        """
+        with self._learning(dropout):
+            try:
+                loss = self.loss(self.logits(images), labels)
+            except ValueError as error:
+                if len(images) > 1 or not self._statistics:
+                    raise
+                raise Problem(f"a batch of 1 image is too small for batch norm; change batch_size ({error})") from error
+            pieces = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        for place, piece in zip(self._pieces, pieces, strict=True):
+            if piece is None:  # a parameter that the module has but does not use
+                place.zero_()
+            else:
+                place.copy_(piece)
+        begin, end = self.layout.statistics
+        self.gradient[begin:end] = 0
+        self._keep_statistics()
         return loss.item()
+
+    @contextmanager
+    def _learning(self, dropout: float) -> Iterator[None]:
+        self._dropout.share = dropout
+        self.body.train()
+        try:
+            yield
+        finally:
+            self._dropout.share = 0.0
+            self.body.eval()
+
+    def _keep_statistics(self) -> None:
+        """A module may write `self.mean = 0.9 * self.mean + ...`: a new tensor, whose values belong into the vector."""
+        for module, name, view in self._statistics:
+            if (now := module._buffers[name]) is not view and now is not None:
+                view.copy_(now.detach())
+                module._buffers[name] = view
 
     @torch.no_grad()
     def measure(self, data: Batches) -> tuple[float, float]:
         """Accuracy and mean cross entropy on a whole split."""
+        self.body.eval()
         right, loss, count = 0, 0.0, 0
         for images, labels in data.in_order(chunk=128):
-            logits = self.logits(images)
+            logits = self.within_head(self.logits(images), labels)
             loss += functional.cross_entropy(logits, labels, reduction="sum").item()
             right += int((logits.argmax(dim=1) == labels).sum())
             count += len(labels)
         return right / count, loss / count
 
 
-class Batches:
-    """A split's uint8 images on a device, normalised batch by batch on their way into the network."""
+def decomposed(body: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of linear and convolution layers by name, each once, also where layers share it."""
+    found: dict[str, nn.Parameter] = {}
+    for name, module in body.named_modules():
+        if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            weight = module._parameters.get("weight")  # a reparametrised layer has none, but computes it from others
+            if weight is not None and weight.requires_grad and all(weight is not other for other in found.values()):
+                found[f"{name}.weight"] = weight
+    if not found:
+        raise Problem("it has no linear or convolution layer to train; FedWeIT and its rivals need at least one")
+    return found
 
-    def __init__(self, split: Split, mean: tuple[float, ...], deviation: tuple[float, ...], device: str = "cpu"):
-        self.images = torch.from_numpy(split.images).to(device)  # uint8 (count, height, width, channels)
-        self.labels = torch.from_numpy(split.labels).to(device)
-        self._mean = torch.tensor(mean, device=device)
-        self._deviation = torch.tensor(deviation, device=device)
 
-    def __len__(self) -> int:
-        return len(self.labels)
+def lay_out(
+    weights: dict[str, nn.Parameter],
+    rest: list[nn.Parameter],
+    counted: list[torch.Tensor],
+    head: list[nn.Parameter],
+    statistics: Statistics,
+) -> Layout:
+    layers, offset, row = [], 0, 0
+    for name, weight in weights.items():
+        layers.append(Layer(name, tuple(weight.shape), offset, row))
+        offset, row = offset + weight.numel(), row + weight.shape[0]
+    begin = offset + sum(each.numel() for each in rest)
+    end = begin + sum(each.numel() for each in counted)
+    size = end + sum(each.numel() for each in head)
+    return Layout(tuple(layers), offset, end if statistics == "shared" else begin, size, (begin, end))
 
-    def take(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self._normalise(self.images[chosen]), self.labels[chosen]
 
-    def in_order(self, chunk: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for start in range(0, len(self), chunk):
-            part = slice(start, start + chunk)
-            yield self._normalise(self.images[part]), self.labels[part]
+class Dropout:
+    """Drops a share of what goes into the linear layers and the heads; usually nothing.
 
-    def _normalise(self, images: torch.Tensor) -> torch.Tensor:
-        scaled = images.float().sub_(self._mean).div_(self._deviation)
-        return scaled.permute(0, 3, 1, 2)  # (batch, channels, height, width), channels last in memory
+    One object for all layers. It does not know the network: a circle would keep a large one in memory for longer.
+    """
+
+    share = 0.0
+
+    def __call__(self, values: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(values, self.share) if self.share else values
+
+    def before(self, layer: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(self(each) for each in given)
 
 
 def variance_scaling(shape: tuple[int, ...], rng: np.random.Generator) -> torch.Tensor:
