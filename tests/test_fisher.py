@@ -24,9 +24,9 @@ def draw(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def built(body, features, seed=0):
+def built(body, features, image=(3, 32, 32), seed=0):
     """A network with every value drawn, so that no gradient is 0 because a bias, a head or an embedding is."""
-    network = Network(body, features, CLASSES)
+    network = Network(body, features, (CLASSES,), image=image)
     network.vector.copy_(0.3 * draw(network.layout.size, seed=seed))
     return network
 
@@ -45,7 +45,8 @@ def plain(network, data):
         for image, label in zip(images, labels, strict=True):
             loss = functional.cross_entropy(network.logits(image[None]), label[None])
             pieces = torch.autograd.grad(loss, network.parameters, allow_unused=True, materialize_grads=True)
-            total += torch.cat([piece.reshape(-1) for piece in pieces]) ** 2
+            for each, piece in zip(network.parameters, pieces, strict=True):
+                total[each.storage_offset() : each.storage_offset() + each.numel()] += piece.reshape(-1) ** 2
             count += 1
     network.body.train()
     return total / count
@@ -100,7 +101,7 @@ def test_logistic_regression_by_hand():
 
     The first weight is ln 3 and all else 0: p = (3/4, 1/4) for x = 1, (1/4, 3/4) for x = -1, (9/10, 1/10) for x = 2.
     """
-    network = Network(nn.Flatten(), features=1, classes=2)
+    network = Network(nn.Flatten(), features=1, heads=(2,), image=(1,))
     network.vector.copy_(torch.tensor([math.log(3), 0, 0, 0]))
     data = [(torch.tensor([[1.0]]), torch.tensor([0])), (torch.tensor([[-1.0], [2.0]]), torch.tensor([0, 1]))]
     # p_0 - [label = 0] is -1/4, -3/4 and 9/10; class 1 has their negatives
@@ -161,7 +162,7 @@ def test_convolutions_of_sequences(layer, passes):
     def forward(self, images):
         return functional.relu(self.layer(functional.relu(self.before(images.flatten(2))))).square().mean(2)
 
-    network, data = built(Around(forward, before=nn.Conv1d(3, 4, 3), layer=layer), 6), batches(3, 4, 4)
+    network, data = built(Around(forward, before=nn.Conv1d(3, 4, 3), layer=layer), 6, (3, 4, 4)), batches(3, 4, 4)
     found = fisher(network, data)
     assert len(passes) == len(SIZES)
     close(network, found, plain(network, data))
@@ -221,7 +222,7 @@ KNOWN = {
 @pytest.mark.parametrize("kind", KNOWN)
 def test_known_layers(kind, passes):
     body, features, shape = KNOWN[kind]()
-    network, data = built(body, features), batches(*shape)
+    network, data = built(body, features, shape), batches(*shape)
     found = fisher(network, data)
     assert len(passes) == len(SIZES)  # one backward pass for each batch
     close(network, found, plain(network, data))
@@ -240,7 +241,7 @@ def test_lenet(passes):
 def test_parts_of_a_batch_sum_to_the_batch(kind, memory):
     if kind == "tokens":
         body, features, shape = KNOWN[kind]()
-        network = built(body, features)
+        network = built(body, features, shape)
     else:
         network, shape = convolving(CONVOLUTIONS[kind]()), (3, 9, 10)
     data = batches(*shape, sizes=(7, 4))
@@ -260,7 +261,7 @@ def in_tokens():
 def test_little_memory_means_small_products(body, monkeypatch):
     """Such gradients are 9 and 4 MB for each example; those of all the examples never lie side by side."""
     layers, values = body()
-    network, data = built(layers, 512), batches(512, 2, 2, sizes=(6,))
+    network, data = built(layers, 512, (512, 2, 2)), batches(512, 2, 2, sizes=(6,))
     seen, real = [], torch.Tensor.square_
     monkeypatch.setattr(torch.Tensor, "square_", lambda each: (seen.append(each.numel()), real(each))[1])
     memory = 9 * values  # of 4 bytes: two examples' and something for what they are made of
@@ -356,7 +357,10 @@ UNKNOWN = {
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_what_is_not_known_goes_image_by_image(kind, passes):
     body, features, shape, slow = UNKNOWN[kind]()
-    network, data = built(body, features), batches(*shape, sizes=(5, 2))  # 5 is also the number of tokens and rows
+    network, data = (
+        built(body, features, shape),
+        batches(*shape, sizes=(5, 2)),
+    )  # 5 is also the number of tokens and rows
     found = fisher(network, data)
     batch, *images = passes[:6]
     assert images == [slow] * 5  # these parameters, and no others
@@ -373,7 +377,7 @@ def test_reparametrised_weights():
 
 def built_of_parameters(body, features):
     """The decomposed part of a vector is for real parameters; here it is put together by hand."""
-    network = Network(nn.Flatten(), features, CLASSES)
+    network = Network(nn.Flatten(), features, (CLASSES,))
     head = network.parameters
     parameters = [*body.parameters(), *head]
     size = sum(each.numel() for each in parameters)
@@ -389,7 +393,7 @@ def built_of_parameters(body, features):
 
 def test_values_are_placed_by_their_storage():
     """Neither the order of `parameters` nor that they fill the vector is relied upon."""
-    network = built(Mlp(12, 7, 5), 5)
+    network = built(Mlp(12, 7, 5), 5, (3, 2, 2))
     data = batches(3, 2, 2)
     expected = fisher(network, data)
     longer = torch.cat([torch.full((4,), 7.0), network.vector, torch.full((3,), 7.0)])
@@ -405,7 +409,7 @@ def test_values_are_placed_by_their_storage():
 
 
 def test_a_frozen_layer_gets_nothing():
-    network, data = built(Mlp(12, 7, 5), 5), batches(3, 2, 2)
+    network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2)
     expected = fisher(network, data)
     weight = network.body.fc1.weight
     weight.requires_grad_(False)
@@ -418,7 +422,7 @@ def test_a_frozen_layer_gets_nothing():
 
 def test_masked_logits_keep_the_head_fast(passes, monkeypatch):
     """Of all heads' classes a task has some; a network that hides the others needs no image on its own."""
-    network, data = built(Mlp(12, 7, 5), 5), batches(3, 2, 2)
+    network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2)
     data = [(images, labels.clamp(max=1)) for images, labels in data]
     real, hidden = network.logits, torch.tensor([False, False, True])
     monkeypatch.setattr(network, "logits", lambda images: 0.5 * real(images).masked_fill(hidden, -math.inf))
@@ -431,7 +435,7 @@ def test_masked_logits_keep_the_head_fast(passes, monkeypatch):
     "weight", [lambda weight: 2 * weight.t(), lambda weight: weight.view(5, CLASSES), lambda weight: (2 * weight).t()]
 )
 def test_a_head_of_another_make_goes_image_by_image(weight, passes, monkeypatch):
-    network, data = built(Mlp(12, 7, 5), 5), batches(3, 2, 2, sizes=(4,))
+    network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2, sizes=(4,))
     matrix, bias = network.parameters[-2:]
     monkeypatch.setattr(network, "logits", lambda images: torch.addmm(bias, network.body(images), weight(matrix)))
     found = fisher(network, data)
@@ -449,7 +453,7 @@ def hooks(body):
 def test_nothing_is_left_behind():
     """Not a changed value, a hook, a gradient or a mode; a caller without gradients gets its values all the same."""
     body, features, shape = KNOWN["batch norm"]()
-    network, data = built(body, features), batches(*shape)
+    network, data = built(body, features, shape), batches(*shape)
     network.gradient.fill_(3)
     before, buffers = network.vector.clone(), [each.clone() for each in body.buffers()]
     body.train()
@@ -470,24 +474,26 @@ def test_nothing_is_left_behind():
 
 
 def test_an_error_leaves_nothing_behind():
-    network, data = built(Mlp(12, 7, 5), 5), batches(3, 2, 2)
+    network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2)
+    before = hooks(network.body)
     for bad in ((draw(2, 3, 2, 3), data[0][1][:2]), (draw(2, 3, 2, 2), torch.tensor([0, CLASSES]))):
         with pytest.raises((RuntimeError, IndexError)):
             fisher(network, [data[0], bad])
-        assert hooks(network.body) == 0
+        assert hooks(network.body) == before
         assert network.body.training
 
 
 def test_a_hook_that_changes_an_output():
-    network, data = built(Mlp(12, 7, 5), 5), batches(3, 2, 2)
+    network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2)
+    before = hooks(network.body)
     handle = network.body.fc1.register_forward_hook(lambda module, given, out: out * 3)
     close(network, fisher(network, data), plain(network, data))
-    assert hooks(network.body) == 1
+    assert hooks(network.body) == before + 1
     handle.remove()
 
 
 def test_how_examples_are_batched_does_not_matter():
-    network, data = built(Mlp(12, 7, 5), 5), batches(3, 2, 2)
+    network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2)
     whole = [(torch.cat([images for images, _ in data]), torch.cat([labels for _, labels in data]))]
     close(network, fisher(network, iter(data)), fisher(network, whole))
     empty = (data[0][0][:0], data[0][1][:0])
@@ -495,7 +501,7 @@ def test_how_examples_are_batched_does_not_matter():
 
 
 def test_no_examples():
-    network = built(Mlp(12, 7, 5), 5)
+    network = built(Mlp(12, 7, 5), 5, (3, 2, 2))
     with pytest.raises(Problem, match="give at least one"):
         fisher(network, [])
 
@@ -503,11 +509,11 @@ def test_no_examples():
 def test_a_norm_by_the_batch_is_refused():
     body, features, shape = normalised(nn.BatchNorm2d(4, track_running_stats=False))
     with pytest.raises(Problem, match="norm normalises by its batch"):
-        fisher(built(body, features), batches(*shape))
+        fisher(built(body, features, shape), batches(*shape))
 
 
 def test_networks_by_name():
-    network = networks.build("mlp", {"hidden": 6, "features": 5}, classes=CLASSES)
+    network = networks.build("mlp", {"hidden": 6, "features": 5}, heads=(CLASSES,))
     network.vector.copy_(0.1 * draw(network.layout.size))
     data = batches(3, 32, 32)
     close(network, fisher(network, data), plain(network, data))

@@ -51,7 +51,14 @@ def test_learns_a_toy_task(name):
     found = []
     for seed in (0, 1):
         finished = run(
-            method=name, tasks=1, rounds_per_task=4, epochs_per_round=4, learning_rate=2e-3, seed=seed, **toy
+            method=name,
+            tasks=1,
+            rounds_per_task=4,
+            epochs_per_round=4,
+            learning_rate=2e-3,
+            sgd_rate=0.02,
+            seed=seed,
+            **toy,
         )
         found += [matrix[0][0] for matrix in finished.matrices.values()]
     assert len(found) == 6

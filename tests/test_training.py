@@ -10,8 +10,8 @@ from torch.nn import functional
 from weft.batches import Batches
 from weft.client import answer
 from weft.message import Message, decode, encode
-from weft.methods import METHODS
-from weft.methods.base import initial_body
+from weft.methods import METHODS, class_of
+from weft.methods.base import initial_body, optimizer_of
 from weft.networks.flat import Network
 from weft.networks.mlp import INPUTS, Mlp
 from weft.randomness import generator
@@ -197,6 +197,7 @@ def test_the_rate_of_the_schedule_is_the_rate_that_is_used():
 @pytest.mark.parametrize("name", METHODS)
 def test_moments_live_as_long_as_they_are_told_to(name):
     """Between the rounds of a task they are in the client's state, or nowhere; after the task they are gone."""
+    adam = optimizer_of(class_of(name), tiny(method=name)) == "adam"  # SGD has none
     for memory in ("task", "round"):
         running = Run(tiny(method=name, rounds_per_task=2, tasks=1, optimizer_memory=memory))
         running.stop_after_round = True
@@ -208,7 +209,7 @@ def test_moments_live_as_long_as_they_are_told_to(name):
             steps.append(sorted(key for key in state.tensors if key.startswith("adam/")))
             if steps[-1]:
                 assert set(state.numbers["adam"].values()) == {2}  # 20 images in batches of 10
-        assert bool(steps[0]) == (memory == "task")
+        assert bool(steps[0]) == (memory == "task" and adam)
         assert not steps[1]
         assert "adam" not in running.clients[0].numbers
 
@@ -221,7 +222,12 @@ def taken(monkeypatch):
     """Which images each batch took, in order."""
     found = []
     plain = Batches.take
-    monkeypatch.setattr(Batches, "take", lambda self, chosen: (found.append(chosen.tolist()), plain(self, chosen))[1])
+
+    def note(chosen):
+        if isinstance(chosen, torch.Tensor):  # validation takes slices, in order
+            found.append(chosen.tolist())
+
+    monkeypatch.setattr(Batches, "take", lambda self, chosen: (note(chosen), plain(self, chosen))[1])
     return found
 
 
@@ -317,9 +323,11 @@ def test_a_stopped_client_keeps_its_model_and_sends_nothing(name):
 @pytest.mark.usefixtures("flat_validation")
 @pytest.mark.parametrize("name", [name for name in METHODS if name != "stl"])
 def test_when_all_have_stopped_theta_g_stays_and_the_next_task_starts_at_full_rate(name):
-    plan = tiny(method=name, rounds_per_task=4, patience=1, rate_floor=2e-3)
+    plan = tiny(method=name, rounds_per_task=4, patience=1, rate_floor=2e-3, sgd_rate=3e-3)
     finished = Run(plan).go()
     assert reported(finished, "images") == [20, 20, 0, 0] * 2
+    if not finished.method.talks:
+        return
     sent = sorted({(step, r) for _, step, r, part in finished.parts("c2s") if part == "base"})
     assert sent == [(0, 0), (0, 1), (1, 0), (1, 1)]  # the round in which a client stops is still sent
     given = finished.parts("s2c")

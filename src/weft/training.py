@@ -7,6 +7,8 @@ epochs without a lower validation loss, and the task is over when it reaches the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -51,10 +53,9 @@ def train_round(client: State, method: Method, lesson: Lesson, round_index: int)
             break
         losses = []
         order = _order(plan, lesson, round_index, epoch, train)
-        if work.dropout or network.random:  # torch's dropout draws from its global generator
-            torch.manual_seed(int(generator(plan.seed, "dropout", *where(lesson), round_index, epoch).integers(2**62)))
-        for chosen in torch.split(order, plan.batch_size):
-            losses.append(train_step(method, work, optimizer, *train.take(chosen), schedule["rate"]))
+        with _drawing(plan, lesson, work, round_index, epoch):
+            for chosen in torch.split(order, plan.batch_size):
+                losses.append(train_step(method, work, optimizer, *train.take(chosen), schedule["rate"]))
         images += len(order)
         method.compose(work, tested=True)
         accuracy, valid_loss = network.measure(valid)
@@ -90,6 +91,17 @@ def _order(plan: Plan, lesson: Lesson, round_index: int, epoch: int, train: Batc
         return torch.arange(len(train), device=lesson.network.vector.device)
     rng = generator(plan.seed, "shuffle", *where(lesson), round_index, epoch)
     return torch.from_numpy(rng.permutation(len(train))[: train.epoch]).to(lesson.network.vector.device)
+
+
+@contextmanager
+def _drawing(plan: Plan, lesson: Lesson, work: Work, round_index: int, epoch: int) -> Iterator[None]:
+    """Torch's dropout draws from its global generator: it is seeded for the epoch and put back after it."""
+    if not (work.dropout or work.network.random):
+        yield
+        return
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(generator(plan.seed, "dropout", *where(lesson), round_index, epoch).integers(2**62)))
+        yield
 
 
 def where(lesson: Lesson) -> tuple[int, int]:

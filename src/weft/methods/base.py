@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from weft.message import Message
     from weft.networks.flat import Layout, Network
     from weft.plan import Plan
-    from weft.scenarios import Part
     from weft.state import State
     from weft.tensors import Payload
 else:
@@ -49,7 +48,10 @@ class Options(BaseModel):
     biases: Literal["shared", "private"] = "shared"
 
 
-def no_data(part: Part) -> Batches:
+Seen: TypeAlias = Literal["train", "valid", "test"]
+
+
+def no_data(part: Seen) -> Batches:
     raise AssertionError(f"the {part} images of a task may be seen only while it is being learned")
 
 
@@ -64,7 +66,7 @@ class Lesson:
     step: int
     plan: Plan
     network: Network
-    load: Callable[[Part], Batches] = no_data
+    load: Callable[[Seen], Batches] = no_data
 
     @property
     def layout(self) -> Layout:

@@ -90,7 +90,10 @@ def _build(name: str, maker: Any, text: str, heads: tuple[int, ...], device: str
                 body, features = importlib.import_module(f"weft.networks.{name}").body(**given)
             else:
                 body, features = _own_body(maker, given)
-        return Network(body, features, heads, device, statistics)
+        network = Network(body, features, heads, device, statistics)
+        if not network.layout.layers:
+            raise Problem("it has no linear or convolution layer to train; FedWeIT and its rivals need at least one")
+        return network
     except Problem as problem:
         raise Problem(f"network {name}: {problem}") from problem.__cause__
 

@@ -77,7 +77,7 @@ def fisher(
 
 def total_loss(network: Network, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """-log p(label | image), summed: in a mean each example's gradient would be divided by the size of its batch."""
-    return functional.cross_entropy(network.logits(images), labels, reduction="sum")
+    return network.loss(network.logits(images), labels, reduction="sum")
 
 
 def _add_batch(total: torch.Tensor, network: Network, images: torch.Tensor, labels: torch.Tensor, memory: int) -> None:

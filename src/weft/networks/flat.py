@@ -27,7 +27,7 @@ from torch.nn import functional
 from weft.batches import Batches
 from weft.errors import Problem
 from weft.networks.signature import Statistics
-from weft.networks.trying import try_out
+from weft.networks.trying import IMAGE, try_out
 
 # A unit-variance normal cut at two deviations has this deviation: variance scaling divides by it.
 TRUNCATED_DEVIATION = 0.87962566103423978
@@ -97,11 +97,12 @@ class Network:
         heads: tuple[int, ...],
         device: str = "cpu",
         statistics: Statistics = "own",
+        image: tuple[int, ...] = IMAGE,
     ):
         """`heads` has the number of classes of each head: one, or several to learn several tasks at once."""
         self.body = body.to(device, torch.float32)
         self.heads, self.classes = heads, sum(heads)
-        found, self.random = try_out(self.body)  # random: does the body itself draw numbers while it trains?
+        found, self.random = try_out(self.body, image)  # random: does the body itself draw numbers while it trains?
         weights = decomposed(self.body)
         taken = {id(weight) for weight in weights.values()}
         # what somebody froze stays as it is in the module, and out of the vector
@@ -129,7 +130,7 @@ class Network:
         self._head_of = torch.repeat_interleave(torch.tensor(heads)).to(device)  # (classes,), a class's head
         self._made = self.vector[: self.layout.statistics[1]].cpu().clone()  # before anybody trains in here
         self._dropout = Dropout()
-        first = self.layout.layers[0].name.removesuffix(".weight")  # it sees the images, of which nothing is dropped
+        first = next(iter(weights), "").removesuffix(".weight")  # it sees the images, of which nothing is dropped
         for name, module in self.body.named_modules():
             if isinstance(module, nn.Linear) and name != first:
                 module.register_forward_pre_hook(self._dropout.before)
@@ -228,8 +229,6 @@ def decomposed(body: nn.Module) -> dict[str, nn.Parameter]:
             weight = module._parameters.get("weight")  # a reparametrised layer has none, but computes it from others
             if weight is not None and weight.requires_grad and all(weight is not other for other in found.values()):
                 found[f"{name}.weight"] = weight
-    if not found:
-        raise Problem("it has no linear or convolution layer to train; FedWeIT and its rivals need at least one")
     return found
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from weft.errors import Problem
 from weft.named import told
 
-SHAPE = (2, 3, 32, 32)  # every scenario's images are brought to this size; a batch norm needs two of them
+IMAGE = (3, 32, 32)  # every scenario's images are brought to this size
 
 
 class Tried(NamedTuple):
@@ -21,12 +21,12 @@ class Tried(NamedTuple):
     random: bool  # does training draw random numbers, as dropout does?
 
 
-def count_features(body: nn.Module) -> int:
+def count_features(body: nn.Module, image: tuple[int, ...] = IMAGE) -> int:
     """The n of the (batch, n) that a body gives. Lazy modules find their sizes here."""
-    return _features(body.eval()).shape[1]
+    return _features(body.eval(), image).shape[1]
 
 
-def try_out(body: nn.Module) -> Tried:
+def try_out(body: nn.Module, image: tuple[int, ...] = IMAGE) -> Tried:
     """One forward pass as in training; everything is put back as it was."""
     for name, module in body.named_modules():
         counting = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
@@ -41,7 +41,7 @@ def try_out(body: nn.Module) -> Tried:
     before = {name: buffer.clone() for name, buffer in held.items()}
     with torch.random.fork_rng(devices=[]):
         state = torch.random.get_rng_state()
-        _features(body.train())
+        _features(body.train(), image)
         random = not torch.equal(torch.random.get_rng_state(), state)
     body.eval()
     changed = []
@@ -61,22 +61,25 @@ def try_out(body: nn.Module) -> Tried:
 
 
 @torch.no_grad()
-def _features(body: nn.Module) -> torch.Tensor:
+def _features(body: nn.Module, image: tuple[int, ...]) -> torch.Tensor:
+    shape = (2, *image)  # a batch norm needs two images
     source = torch.Generator()
     source.manual_seed(0)
     device = next((tensor.device for tensor in [*body.parameters(), *body.buffers()]), torch.device("cpu"))
-    images = torch.randn(SHAPE, generator=source).to(device, memory_format=torch.channels_last)
+    images = torch.randn(shape, generator=source).to(device)
+    if len(image) == 3:
+        images = images.contiguous(memory_format=torch.channels_last)
     try:
         found = body(images)
     except Exception as error:
-        raise Problem(f"it fails on images of shape {SHAPE}: {told(error)}") from error
+        raise Problem(f"it fails on images of shape {shape}: {told(error)}") from error
     if not isinstance(found, torch.Tensor):
         raise Problem(
-            f"it gave a {type(found).__name__} for images of shape {SHAPE}; wanted are features ({SHAPE[0]}, n)"
+            f"it gave a {type(found).__name__} for images of shape {shape}; wanted are features ({shape[0]}, n)"
         )
-    if found.dim() != 2 or found.shape[0] != SHAPE[0] or not found.shape[1]:
+    if found.dim() != 2 or found.shape[0] != shape[0] or not found.shape[1]:
         raise Problem(
-            f"it gave shape {tuple(found.shape)} for images of shape {SHAPE}; wanted are features ({SHAPE[0]}, n), "
+            f"it gave shape {tuple(found.shape)} for images of shape {shape}; wanted are features ({shape[0]}, n), "
             "so flatten or average what is left of an image"
         )
     return found
