@@ -138,7 +138,7 @@ def test_an_engine_knows_no_learning(module):
 @pytest.mark.parametrize("module", under("weft.networks"))
 def test_a_network_knows_no_method(module):
     allowed = ("weft.networks", "weft.errors", "weft.randomness", "weft.lazy", "weft.tensors", "weft.scenarios")
-    allowed += ("weft.named",)
+    allowed += ("weft.named", "weft.batches")
     assert named(of(module), "weft") == named(of(module), *allowed)
 
 
