@@ -196,8 +196,8 @@ def test_statistics_move_in_training_and_not_in_measuring(kind):
     assert (network.gradient[slice(*network.layout.statistics)] == 0).all()
     moved = statistics(network)
     assert ((moved != start).float().mean() > 0.9).item()
-    network.measure(labelled(0, [0, 1, 2, 1]))
     network.logits(pictures(1))
+    network.measure(labelled(0, [0, 1, 2, 1]))
     assert torch.equal(statistics(network), moved)
     assert not any(module.training for module in network.body.modules())
 

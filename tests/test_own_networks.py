@@ -32,6 +32,12 @@ def test_built_by_name():
     assert network.layout.size - network.layout.body == 5 * (4 + 1)
 
 
+def test_building_draws_nothing_from_the_global_generator():
+    state = torch.random.get_rng_state()
+    networks.build(own("ViT"), {"width": 2, "heads": 1}, (2,))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
 def test_options_come_from_the_signature():
     plan = weft.Plan(
         network=own("made_by_a_function"), **{"network.depth": 2, "network.wide": True, "network.extra": 1}
