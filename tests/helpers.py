@@ -67,12 +67,12 @@ def spread(layout: Layout, mask: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=512)
 def _drawn(
-    scenario: str, options: str, clients: int, tasks: int, seed: int, client: int, step: int, part: Any
+    scenario: str, options: str, clients: int, tasks: int, seed: int, client: int, step: int, part: Any, label: int
 ) -> Batches:
     from weft import scenarios
 
     task = scenarios.build(scenario, json.loads(options), clients, tasks, seed).sequences[client][step]
-    return Batches(task.load(part), task.mean, task.deviation)
+    return Batches(task.load(part), task.mean, task.deviation, first_label=label)
 
 
 class CachedWorld(World):
@@ -81,7 +81,8 @@ class CachedWorld(World):
     def _load(self, client: int, step: int, part: Any) -> Batches:
         plan = self.plan
         options = json.dumps(plan.scenario_options, sort_keys=True)
-        return _drawn(plan.scenario, options, plan.clients, plan.tasks, plan.seed, client, step, part)
+        label = self._first_label(client, step)
+        return _drawn(plan.scenario, options, plan.clients, plan.tasks, plan.seed, client, step, part, label)
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error

@@ -247,15 +247,26 @@ def test_parts_of_a_batch_sum_to_the_batch(kind, memory):
     close(network, fisher(network, data, memory), fisher(network, data))
 
 
-def test_little_memory_means_small_products(monkeypatch):
-    """512 rows of 4,608 values are 9 MB for each example; the products of all of them never lie side by side."""
-    body = nn.Sequential(nn.Conv2d(512, 512, 3, padding=1), nn.AvgPool2d(2), nn.Flatten())
-    network, data = built(body, 512), batches(512, 2, 2, sizes=(6,))
+def convolved():
+    return nn.Sequential(nn.Conv2d(512, 512, 3, padding=1), nn.AvgPool2d(2), nn.Flatten()), 512 * 4_608
+
+
+def in_tokens():
+    layers = nn.Flatten(2), nn.Unflatten(1, (4, 128)), nn.Flatten(2), nn.Linear(512, 2_048), nn.Flatten()
+    return nn.Sequential(*layers, nn.AvgPool1d(16)), 512 * 2_048
+
+
+@pytest.mark.parametrize("body", [convolved, in_tokens])
+def test_little_memory_means_small_products(body, monkeypatch):
+    """Such gradients are 9 and 4 MB for each example; those of all the examples never lie side by side."""
+    layers, values = body()
+    network, data = built(layers, 512), batches(512, 2, 2, sizes=(6,))
     seen, real = [], torch.Tensor.square_
-    monkeypatch.setattr(torch.Tensor, "square_", lambda values: (seen.append(values.numel()), real(values))[1])
-    fisher(network, data, memory=20 << 20)
-    assert max(seen) * 4 <= 20 << 20
-    assert sum(size == 2 * 512 * 4_608 for size in seen) == 3  # 6 examples, two at a time
+    monkeypatch.setattr(torch.Tensor, "square_", lambda each: (seen.append(each.numel()), real(each))[1])
+    memory = 9 * values  # of 4 bytes: two examples' and something for what they are made of
+    fisher(network, data, memory)
+    assert max(seen) * 4 <= memory
+    assert seen.count(2 * values) == 3  # 6 examples, two at a time
 
 
 # ---- parameters that take a backward pass for each image
@@ -290,6 +301,13 @@ def ignored(self, images):
     return functional.linear(images.flatten(1), self.layer.weight)
 
 
+def tried_twice(self, images):
+    """Called twice, though the second call comes to nothing."""
+    out = self.layer(images.flatten(1))
+    self.layer(2 * images.flatten(1))
+    return torch.tanh(out)
+
+
 def sequence_first(self, images):
     tokens = images.flatten(2).permute(2, 0, 1)  # (tokens, batch, channels)
     return torch.tanh(self.layer(tokens)).mean(0)
@@ -321,6 +339,7 @@ UNKNOWN = {
     "shared": lambda: (Around(twice, shared=nn.Linear(12, 12), last=nn.Linear(12, 4)), 4, (3, 2, 2), 2),
     "tied": lambda: (Around(tied, layer=nn.Linear(12, 5)), 12, (3, 2, 2), 1),
     "ignored": lambda: (Around(ignored, layer=nn.Linear(12, 5)), 5, (3, 2, 2), 1),
+    "tried twice": lambda: (Around(tried_twice, layer=nn.Linear(12, 5)), 5, (3, 2, 2), 2),
     "sequence first": lambda: (Around(sequence_first, layer=nn.Linear(3, 6)), 6, (3, 1, 5), 2),
     "positions": lambda: (Around(over_positions, layer=nn.Linear(4, 12)), 12, (3, 2, 2), 2),
     "subclass": lambda: (nn.Sequential(nn.Flatten(), Doubled(12, 5), nn.Tanh()), 5, (3, 2, 2), 2),
@@ -405,6 +424,18 @@ def test_masked_logits_keep_the_head_fast(passes, monkeypatch):
     monkeypatch.setattr(network, "logits", lambda images: 0.5 * real(images).masked_fill(hidden, -math.inf))
     found = fisher(network, data)
     assert len(passes) == len(SIZES)
+    close(network, found, plain(network, data))
+
+
+@pytest.mark.parametrize(
+    "weight", [lambda weight: 2 * weight.t(), lambda weight: weight.view(5, CLASSES), lambda weight: (2 * weight).t()]
+)
+def test_a_head_of_another_make_goes_image_by_image(weight, passes, monkeypatch):
+    network, data = built(Mlp(12, 7, 5), 5), batches(3, 2, 2, sizes=(4,))
+    matrix, bias = network.parameters[-2:]
+    monkeypatch.setattr(network, "logits", lambda images: torch.addmm(bias, network.body(images), weight(matrix)))
+    found = fisher(network, data)
+    assert passes == [2, 2, 2, 2, 2]  # two layers of the batch, then weight and bias of the head
     close(network, found, plain(network, data))
 
 

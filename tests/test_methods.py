@@ -19,14 +19,15 @@ from weft import methods
 from weft.client import World, answer
 from weft.ledger import Ledger
 from weft.message import Message, encode
-from weft.methods import METHODS, class_of
+from weft.methods import COMBINATIONS, METHODS, class_of
 from weft.methods.fedweit import Options
 from weft.metrics import backward_transfer, forgetting
 from weft.plan import Plan
 from weft.state import State
 from weft.tensors import Rows, Sparse, dense, same, size
 
-NAMES = [*METHODS, *(f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets)]
+PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets]
+NAMES = [*METHODS, *COMBINATIONS, *PRESETS]
 TALKING = [name for name in NAMES if class_of(name).talks]
 each_method = pytest.mark.parametrize("name", NAMES)
 

@@ -79,8 +79,11 @@ class World:
 
     def _load(self, client: int, step: int, part: Part) -> Batches:
         task = self.task(client, step)
-        first_label = sum(self._heads(client, step)[:step]) if self.method.sees_all else 0
-        return Batches(task.load(part), task.mean, task.deviation, self.device, first_label)
+        return Batches(task.load(part), task.mean, task.deviation, self.device, self._first_label(client, step))
+
+    def _first_label(self, client: int, step: int) -> int:
+        """Labels count through all heads."""
+        return sum(self._heads(client, step)[:step]) if self.method.sees_all else 0
 
 
 def pick_device(wanted: str) -> str:
