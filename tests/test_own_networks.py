@@ -1,0 +1,202 @@
+"""Somebody's own network: named in a plan, its options and faults, the same in every process, and whole runs of it."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from cli_helpers import assert_same_result
+from helpers import TINY, Run, differences
+from safetensors.numpy import load_file
+
+import weft
+from weft import networks
+from weft.errors import Problem
+
+torch.set_num_threads(1)
+
+OWN = Path(__file__).resolve().parent / "own_networks.py"
+
+
+def own(name):
+    return f"{OWN}:{name}"
+
+
+def test_built_by_name():
+    network = networks.build(own("ViT"), {"width": 4}, (2, 3))
+    assert networks.build(own("ViT"), {"width": 4, "depth": 1}, (2, 3)) is network  # scratch memory: one for each kind
+    assert networks.build(own("ViT"), {"width": 4}, (5,)) is not network
+    assert type(network.body).__name__ == "ViT"
+    assert network.layout.size - network.layout.body == 5 * (4 + 1)
+
+
+def test_building_draws_nothing_from_the_global_generator():
+    state = torch.random.get_rng_state()
+    networks.build(own("ViT"), {"width": 2, "heads": 1}, (2,))
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_options_come_from_the_signature():
+    plan = weft.Plan(
+        network=own("made_by_a_function"), **{"network.depth": 2, "network.wide": True, "network.extra": 1}
+    )
+    assert plan.network_options == {
+        "statistics": "own",
+        "depth": 2,
+        "wide": True,
+        "rate": 0.5,
+        "name": "x",
+        "copy": 1,
+        "extra": 1,
+    }
+    assert len(networks.build(plan.network, plan.network_options, (2,)).body) == 4
+    assert weft.Plan(network=own("Conv1dNet"), **{"network.widths": [2, 3, 4]}).network_options["widths"] == [2, 3, 4]
+    network = networks.build(own("Conv1dNet"), {"widths": [2, 3, 5], "statistics": "own"}, (2,))
+    assert [layer.rows for layer in network.layout.layers] == [2, 3, 5]
+
+
+def test_a_plan_with_an_own_network_can_be_written_and_read(tmp_path):
+    plan = weft.Plan(network=own("Conv1dNet"), **{"network.statistics": "shared"})
+    (tmp_path / "plan.toml").write_text(plan.toml())
+    assert weft.Plan.load(tmp_path / "plan.toml") == plan
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"network": own("made_by_a_function")}, "network.depth: field required"),
+        ({"network": own("OwnMlp"), "network.hiden": 5}, "unknown key network.hiden; did you mean network.hidden?"),
+        ({"network": own("OwnMlp"), "network.hidden": "5"}, "network.hidden: input should be a valid integer, not '5'"),
+        ({"network": own("ViT"), "network.dropout": True}, "network.dropout: input should be a valid number, not True"),
+        ({"network": own("Conv1dNet"), "network.act": "relu"}, "unknown key network.act; "),
+        ({"network": own("OwnMpl")}, f"{OWN} has no OwnMpl; did you mean OwnMlp?"),
+        ({"network": own("number")}, f"network {own('number')}: 5 is no class or function that makes a network"),
+        ({"network": own("takes_statistics")}, f"network {own('takes_statistics')}: its argument 'statistics' has"),
+        ({"network": "no/file.py:Net"}, "there is no file no/file.py in"),
+    ],
+)
+def test_what_is_wrong_with_a_plan(words, said):
+    with pytest.raises(Problem) as caught:
+        weft.Plan(**words)
+    assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "image_to_image",
+            "it gave shape (2, 4, 30, 30) for images of shape (2, 3, 32, 32); wanted are features (2, n)",
+        ),
+        ("gives_a_pair", "it gave a tuple for images of shape (2, 3, 32, 32); wanted are features (2, n)"),
+        ("nothing_to_train", "it has no linear or convolution layer to train"),
+        ("wrong_size", "it fails on images of shape (2, 3, 32, 32): RuntimeError: mat1 and mat2 shapes cannot be"),
+        ("no_module", "it made a int; wanted is an nn.Module"),
+    ],
+)
+def test_what_is_wrong_with_a_network(name, said):
+    with pytest.raises(Problem) as caught:
+        networks.build(own(name), {}, (2,))
+    assert str(caught.value).startswith(f"network {own(name)}: {said}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_network_that_cannot_be_made():
+    with pytest.raises(Problem, match=r"it cannot be made with .*: AssertionError: embed_dim must be divisible"):
+        networks.build(own("ViT"), {"width": 5}, (2,))
+
+
+def test_lazy_modules_find_their_sizes():
+    network = networks.build(own("Lazy"), {}, (2,))
+    assert [layer.shape for layer in network.layout.layers] == [(4, 3, 5, 5), (6, 196)]
+    assert network.layout.statistics[1] - network.layout.statistics[0] == 8
+    assert set(network.vector[slice(*network.layout.statistics)].tolist()) == {0.0, 1.0}
+
+
+DIGEST = """
+import hashlib, sys, torch
+from weft import networks
+torch.manual_seed(int(sys.argv[1]))
+for name in sys.argv[2:]:
+    print(hashlib.sha256(networks.build(name, {}, (2,))._made.numpy().tobytes()).hexdigest())
+    torch.rand(3)
+"""
+
+
+@pytest.mark.slow
+def test_modules_make_the_same_in_every_process():
+    names = [own("ViT"), own("Lazy"), "mlp"]
+    there = subprocess.run([sys.executable, "-c", DIGEST, "123", *names], capture_output=True, text=True, check=True)
+    state = torch.random.get_rng_state()
+    here = [hashlib.sha256(networks.build(name, {}, (2,))._made.numpy().tobytes()).hexdigest() for name in names]
+    assert there.stdout.split() == here
+    assert torch.equal(torch.random.get_rng_state(), state)
+    made = networks.build(names[0], {}, (7,))._made
+    assert torch.equal(made, networks.build(names[0], {}, (2,))._made)  # nor does it depend on the heads
+    assert networks.build(names[0], {}, (2,)).body.positions.std() > 0
+
+
+# ---- whole runs
+
+
+def plan_of(name, **changed):
+    words = {key: value for key, value in TINY.items() if not key.startswith("network.")}
+    return weft.Plan.merge({**words, "network": own(name), **{key.replace("__", "."): v for key, v in changed.items()}})
+
+
+@pytest.mark.parametrize("method", ["fedweit", "fedavg"])
+@pytest.mark.parametrize("where", ["own", "shared"])
+def test_a_run_with_batch_norm_goes_on_with_the_same_bits(tmp_path, method, where):
+    plan = plan_of("Normed", method=method, network__statistics=where)
+    straight = Run(plan).go()
+    # saved and read after every message, and every request sent twice with the network's memory overwritten after it
+    broken = Run(plan, folder=tmp_path, careless=True).go_with_interruptions()
+    assert not differences(straight.bits(), broken.bits())
+    begin, end = straight.layout.statistics
+    for client in range(plan.clients):
+        first, second = (straight.theta(client, step)[begin:end] for step in range(2))
+        assert first.isfinite().all()
+        assert first.unique().numel() > 2  # they have moved away from 0 and 1
+        # one set for all tasks where they are shared and travel as biases do, or a set for each task
+        private = where == "own" or method == "fedweit"
+        assert torch.equal(first, second) != private
+
+
+def test_shared_statistics_are_averaged_and_own_ones_stay():
+    sent = {
+        where: Run(plan_of("Normed", method="fedavg", network__statistics=where)).go() for where in ("own", "shared")
+    }
+    sizes = {where: len(run.server.tensor("biases")) for where, run in sent.items()}
+    assert sizes["shared"] == sizes["own"] + 20
+    assert sent["shared"].server.tensor("biases")[-20:].unique().numel() > 2
+
+
+@pytest.fixture(scope="module")
+def crew():
+    from weft.engines.crew import Crew
+
+    crew = Crew(2)
+    yield crew
+    crew.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedweit", "fedavg"])
+@pytest.mark.parametrize("name", ["ViT", "Conv1dNet", "Normed"])
+def test_a_run_with_workers(name, method, crew, tmp_path):
+    """Workers load the file by themselves and come to the bits of one process, dropout included."""
+    plan = plan_of(name, method=method)
+    together, alone = weft.run(plan, tmp_path / "a", workers=crew), weft.run(plan, tmp_path / "b")
+    assert_same_result(together.folder, alone.folder)
+    found, wanted = (
+        {
+            f"{file.name} {key}": tensor.tobytes()
+            for file in (run.folder / "checkpoints").glob("*.safetensors")
+            for key, tensor in load_file(file).items()
+        }
+        for run in (together, alone)
+    )
+    assert wanted
+    assert not differences(found, wanted)
