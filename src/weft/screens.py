@@ -103,7 +103,7 @@ def comparison(
 ) -> Group:
     """One row a run: how well it learned, what it sent, what it keeps. `names` tell runs apart that look alike.
 
-    With `mean`, the sign between a mean and its deviation, the runs are seeds of one plan and a last row sums them up.
+    With `mean`, the sign before a deviation, the runs are seeds of one plan and two last rows sum them up.
     """
     models = {"own": "the client's own after its last epoch", "global": "after the next theta_G"}
     measured = " / ".join(models[which] for which in sorted({summary["measured_model"] for summary in summaries}))
@@ -120,7 +120,7 @@ def comparison(
         table.add_row(
             label,
             percent(summary["accuracy"]),
-            "-" if summary["forgetting"] is None else f"{summary['forgetting']:.3f}",
+            decimals(summary["forgetting"]),
             *(_sent(summary["traffic"][direction]) for direction in ("c2s", "s2c")),
             size(summary["model_size_bytes"]),
             size(summary["model_size_paper_bytes"]),
@@ -128,7 +128,8 @@ def comparison(
         )
     if mean is not None and len(summaries) > 1:
         table.add_section()
-        table.add_row(*_mean_row(summaries, mean))
+        for row in _mean_rows(summaries, mean):
+            table.add_row(*row)
     return Group(
         table,
         f" accuracy  of test images; model measured: {measured}",
@@ -137,27 +138,24 @@ def comparison(
     )
 
 
-def _mean_row(summaries: Sequence[Mapping[str, Any]], sign: str) -> list[str]:
-    """Deviations where seeds differ by chance; of what was sent, kept and waited for the mean alone."""
-
-    def over(key: str, factor: float = 1.0) -> Spread | None:
-        return spread(None if summary[key] is None else factor * summary[key] for summary in summaries)
+def _mean_rows(summaries: Sequence[Mapping[str, Any]], sign: str) -> list[list[str]]:
+    """The means, and below them the sample deviations of what chance decides: side by side they need 90 columns."""
 
     def mean(key: str) -> float:
         return fmean(summary[key] for summary in summaries)
 
-    sums = [
+    accuracy, forgetting = (spread(summary[key] for summary in summaries) for key in ("accuracy", "forgetting"))
+    sent = [
         {key: fmean(summary["traffic"][direction][key] for summary in summaries) for key in TRAFFIC}
         for direction in ("c2s", "s2c")
     ]
+    kept = [size(mean("model_size_bytes")), size(mean("model_size_paper_bytes"))]
+    means, deviations = (
+        [percent(accuracy and accuracy[place]), decimals(forgetting and forgetting[place])] for place in (0, 1)
+    )
     return [
-        f"mean {sign} sd",
-        "-" if (accuracy := over("accuracy", 100)) is None else f"{spread_text(accuracy, 1, sign)} %",
-        spread_text(over("forgetting"), 3, sign),
-        *(_sent(traffic) for traffic in sums),
-        size(mean("model_size_bytes")),
-        size(mean("model_size_paper_bytes")),
-        f"{mean('seconds'):.1f}",
+        ["mean", *means, *map(_sent, sent), *kept, f"{mean('seconds'):.1f}"],
+        [f"{sign} sd", *deviations],
     ]
 
 
@@ -184,6 +182,10 @@ def _sent(traffic: Mapping[str, float]) -> str:
 
 def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def decimals(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:

@@ -97,7 +97,7 @@ class TableBars:
         self._done = self._first = done
         self._units = total
         if self._live:
-            self._bars.reset(self._one, total=total, completed=done, label=self._label, place="")
+            self._bars.reset(self._one, total=total, completed=done, label=self._label, place="", left="")
         self._show()
 
     def answered(self, client: int, step: int, round_index: int, numbers: Mapping[str, Any]) -> None:
