@@ -36,7 +36,8 @@ COMMANDS = {
     "resume": ["DIR", "--workers", "--memory", "--save-every"],
     "show": ["DIR", "--json"],
     "compare": ["DIR", "--json"],
-    "list": ["methods|scenarios|networks|plans", "--json"],
+    "repro": ["NAME", "--seeds", "--first-seed", "--only", "--out", "--runs", "--workers", "--json"],
+    "list": ["methods|scenarios|networks|plans|tables", "--json"],
 }
 KINDS = {"methods": methods.METHODS, "scenarios": scenarios.SCENARIOS, "networks": networks.NETWORKS}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -87,7 +88,7 @@ def test_help_of_each_command(command, name):
     described = re.findall(r"^  (--\S+|[A-Z=\[\].]{3,})( \S+)*  +(\S.*)?", outcome.out, re.MULTILINE)
     assert described
     for line in outcome.out.splitlines():  # every argument says what it is
-        if re.match(r"^  (PLAN|DIR)", line):
+        if re.match(r"^  (PLAN|DIR|NAME)", line):
             assert re.search(r"[a-z]{3}", line.replace("[required]", "")), line
 
 
@@ -312,6 +313,7 @@ def test_several_seeds(tmp_path, command, plan_file, finished):
     assert outcome.out.splitlines()[-2:] == ["runs/tiny-fedweit-s0", "runs/tiny-fedweit-s1"]
     assert_readable(outcome.out)
     assert re.search(r"^ *fedweit[^/]*\bs0\b[^/]*\bs1\b", outcome.out, re.MULTILINE)
+    assert re.search(r"^ *mean +\d+\.\d %.*\n *± sd +\d+\.\d % +\d\.\d{3}\s*$", outcome.out, re.MULTILINE)
     assert_same_result(tmp_path / "runs" / "tiny-fedweit-s0", finished)
     assert summary_of(tmp_path / "runs" / "tiny-fedweit-s1")["seed"] == 1
 
@@ -348,7 +350,7 @@ MISTAKES = {
     "no folder": (["resume"], ["DIR"]),
     "nothing to show": (["show"], ["DIR"]),
     "nothing to compare": (["compare"], ["DIR"]),
-    "nothing to list": (["list"], ["methods", "scenarios", "networks", "plans"]),
+    "nothing to list": (["list"], ["methods", "scenarios", "networks", "plans", "tables"]),
     "no such list": (["list", "clients"], ["clients", "methods"]),
     "no workers": (["run", "demo", "--workers", "0"], ["workers", "1 or more"]),
     "negative workers": (["run", "demo", "--workers", "-2"], ["workers"]),
@@ -368,6 +370,10 @@ MISTAKES = {
     "zero tasks": (["run", "demo", "tasks=0"], ["tasks"]),
     "unknown method": (["run", "demo", "method=fedwiet"], ["did you mean fedweit?"]),
     "no key": (["run", "demo", "5"], ["key=value"]),
+    "no table": (["repro"], ["NAME"]),
+    "nearly a table": (["repro", "method-glyphs"], ["did you mean methods-glyphs?"]),
+    "nearly a row": (["repro", "methods-glyphs", "--only", "fedwiet"], ["did you mean fedweit?"]),
+    "no seeds of a table": (["repro", "methods-glyphs", "--seeds", "0"], ["--seeds"]),
     "a folder twice": (["show", "a", "b"], ["b"]),
 }
 

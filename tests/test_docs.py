@@ -1,7 +1,8 @@
 """Every command and every program in README.md and docs/ is run, word for word, in an empty folder.
 
 The plan `demo` is replaced by a tiny one there (a file called `demo` in the current folder comes before the ready plan
-of that name), so that what is tested are the words of the documentation and not once more the learning.
+of that name), so that what is tested are the words of the documentation and not once more the learning. The tables of
+`weft repro`, which look for no file, are given that tiny plan too.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ batch_size = 10
 "scenario.valid" = 10
 "scenario.test" = 10
 """
+TINY_TABLES = """
+from pathlib import Path
+from weft import cli, repro
+repro.Table.file = property(lambda table: Path("demo"))
+cli.main()
+"""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -56,8 +63,9 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), words
         elif words[0] == "weft":
             expanded = [found for word in words for found in (_matching(word, tmp_path) or [word])]
+            start = ["-c", TINY_TABLES] if words[1] == "repro" else ["-m", "weft"]
             done = subprocess.run(
-                [sys.executable, "-m", "weft", *expanded[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=120
+                [sys.executable, *start, *expanded[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=120
             )
             assert done.returncode == 0, f"{shlex.join(words)}: {done.stderr}"
             assert done.stdout.strip(), shlex.join(words)

@@ -80,6 +80,7 @@ METHOD_FILES = [name for name in under("weft.methods") if name not in ("weft.met
 # from what starts a run down to the weights; data that all of them share (plan, message, ...) is not here
 CHAIN = [
     ["weft.cli"],
+    ["weft.repro"],
     ["weft.running"],
     ["weft.session"],
     ["weft.loop"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,15 @@ import typer
 import typer.core
 from rich.console import Console
 
-from weft import methods, networks, scenarios, screens
+from weft import methods, networks, repro, scenarios, screens
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
 from weft.record import accuracy_matrices, read_plan, read_rows, read_summary
+from weft.repro.loop import Request, reproduce
+from weft.repro.screens import TableBars
+from weft.repro.screens import rows as reproduced
+from weft.repro.writing import as_object, entries_of
 from weft.running import SAVE_EVERY, fresh_folder, is_over, resume, run
 
 MOST_WORKERS = 8  # by default: each takes about 300 MB for torch alone
@@ -57,6 +62,7 @@ class Kind(StrEnum):
     scenarios = "scenarios"
     networks = "networks"
     plans = "plans"
+    tables = "tables"
 
 
 @app.command("demo")
@@ -103,7 +109,7 @@ def run_command(
                 folder = out_folder / f"s{this.seed}"
             options = {"workers": crew, "memory": memory, "save_every": save_every, "screen": bars}
             results.append(_stoppable(folder, run, this, folder, **options))
-    out.print(screens.comparison([result.summary for result in results]))
+    out.print(screens.comparison([result.summary for result in results], mean=screens.plus_minus(out)))
     for result in results:
         _say(out, str(result.folder))
 
@@ -171,13 +177,57 @@ def compare_command(
         out.print(screens.comparison(summaries, [folder.name for folder in over]))
 
 
+@app.command("repro")
+def repro_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `weft list tables`.")],
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="How many seeds; else as many as the table asks for.")
+    ] = None,
+    first_seed: Annotated[int | None, typer.Option(min=0, help="The first of them; else the table's.")] = None,
+    only: Annotated[
+        str | None, typer.Option(metavar="METHOD,...", help="These rows alone, by label or method.")
+    ] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("results"),
+    runs: Annotated[Path | None, typer.Option(help="Where the run folders go; else runs/repro/NAME.")] = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a table: run what is missing of it, go on with what was stopped, and write NAME.csv, .md and .tex.
+
+    The results are written after each run; the same command again goes on where it was stopped.
+    """
+    table = repro.load(name)
+    rows = table.choose(only if only is None else [word.strip() for word in only.split(",")])
+    first = table.first_seed if first_seed is None else first_seed
+    chosen = range(first, first + (seeds or table.seeds))
+    request = Request(table, rows, chosen, out_folder, runs or Path("runs", "repro", name))
+    count = _count(workers, max(job.plan.clients for job in request.jobs))
+    try:
+        with TableBars(notes) as bars:
+            results = reproduce(request, count, bars, lambda line: _say(notes, line))
+    except KeyboardInterrupt:
+        _say(notes, f"\nstopped; the same command goes on with it: {shlex.join(['weft', *sys.argv[1:]])}")
+        raise typer.Exit(130) from None
+    if as_json:
+        _print_json(as_object(results))
+    else:
+        out.print(reproduced(entries_of(results), screens.plus_minus(out)))
+        for file in request.files:
+            _say(out, str(file))
+    for (label, seed), said in sorted(results.failures.items()):
+        _say(notes, f"weft: {label} s{seed} failed: {said}")
+    if results.failures:
+        raise typer.Exit(1)
+
+
 @app.command("list")
 def list_command(
-    kind: Annotated[Kind, typer.Argument(metavar="methods|scenarios|networks|plans", help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="methods|scenarios|networks|plans|tables", help="What to list.")],
     as_json: AsJson = False,
 ) -> None:
     """What there is to choose from, with the options of each."""
-    entries = {"methods": _methods, "scenarios": _scenarios, "networks": _networks, "plans": _plans}[kind]()
+    of = {"methods": _methods, "scenarios": _scenarios, "networks": _networks, "plans": _plans, "tables": _tables}
+    entries = of[kind]()
     if as_json:
         _print_json(entries)
         return
@@ -244,6 +294,19 @@ def _plans() -> list[dict[str, Any]]:
     return found
 
 
+def _tables() -> list[dict[str, Any]]:
+    tables = map(repro.load, repro.TABLES)
+    return [
+        {
+            "name": table.name,
+            "title": table.title,
+            "rows": [row.label for row in table.rows],
+            "plan": str(table.plan),
+        }
+        for table in tables
+    ]
+
+
 def _about(described: type) -> str:
     return (described.__doc__ or "").strip().splitlines()[0]
 
@@ -251,8 +314,7 @@ def _about(described: type) -> str:
 @contextmanager
 def _crew(wanted: int | None, plan: Plan) -> Iterator[int | Crew]:
     """The workers of a command, which serve all its runs; one worker is this process itself."""
-    count = wanted if wanted is not None else max(1, min(os.cpu_count() or 1, MOST_WORKERS))
-    count = min(count, plan.clients)  # more would have nothing to do
+    count = _count(wanted, plan.clients)
     if count <= 1:
         yield count
         return
@@ -261,6 +323,11 @@ def _crew(wanted: int | None, plan: Plan) -> Iterator[int | Crew]:
         yield crew
     finally:
         crew.close()
+
+
+def _count(wanted: int | None, clients: int) -> int:
+    count = wanted if wanted is not None else max(1, min(os.cpu_count() or 1, MOST_WORKERS))
+    return min(count, clients)  # more would have nothing to do
 
 
 def _stoppable(folder: Path, act: Any, *arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The measures of continual learning: pure functions of one client's accuracy matrix.
+"""The measures of continual learning: pure functions of one client's accuracy matrix; and means over clients and seeds.
 
 A matrix is a list of rows: `matrix[t][i]` is the test accuracy of task i after learning task t, so row t has the t + 1
 entries i = 0 .. t. All are fractions. A measure that is undefined for a matrix is None. Below, T is the last task.
@@ -7,7 +7,8 @@ entries i = 0 .. t. All are fractions. A measure that is undefined for a matrix 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from statistics import fmean
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 Matrix = Sequence[Sequence[float]]
 
@@ -59,3 +60,24 @@ def over_clients(measure: Callable[[Matrix], float | None], matrices: Iterable[M
     """
     values = [value for value in map(measure, matrices) if value is not None]
     return fmean(values) if values else None
+
+
+class Spread(NamedTuple):
+    """What several seeds gave."""
+
+    mean: float
+    deviation: float | None  # of the sample, with n - 1; None for one value
+
+
+def spread(values: Iterable[float | None]) -> Spread | None:
+    """Mean and sample deviation of the values that are there; None if there is none.
+
+    >>> spread([1.0, 2.0, 3.0, None])
+    Spread(mean=2.0, deviation=1.0)
+    >>> spread([0.5])
+    Spread(mean=0.5, deviation=None)
+    """
+    there = [value for value in values if value is not None]
+    if not there:
+        return None
+    return Spread(fmean(there), stdev(there) if len(there) > 1 else None)

@@ -38,7 +38,7 @@ def run(
     states, and what is beyond goes to disk; a kill costs about `save_every` seconds of work. None of the three changes
     a bit of the result.
     """
-    _check_resources(workers, memory, save_every)
+    check_resources(workers, memory, save_every)
     record = Record.create(fresh_folder(plan) if out is None else Path(out), plan)
     return _work(record, workers, memory, save_every, screen)
 
@@ -52,7 +52,7 @@ def resume(
     screen: Screen | None = None,
 ) -> Result:
     """Go on with a run that was stopped; one that is over is left as it is."""
-    _check_resources(workers, memory, save_every)
+    check_resources(workers, memory, save_every)
     record = Record.open(Path(folder))
     if is_over(record.folder):
         record.close()
@@ -80,7 +80,7 @@ def fresh_folder(plan: Plan) -> Path:
     return candidate
 
 
-def _check_resources(workers: int | Crew, memory: int | None, save_every: float) -> None:
+def check_resources(workers: int | Crew, memory: int | None = None, save_every: float = SAVE_EVERY) -> None:
     if isinstance(workers, int) and workers < 1:
         raise Problem(f"workers is {workers}; choose 1 or more (this machine has {os.cpu_count()} cores)")
     if memory is not None and memory < 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from rich import box
@@ -11,8 +12,10 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from weft.metrics import Spread, spread
 from weft.plan import Plan
 
+TRAFFIC = ("bytes", "nonzeros", "dense_bytes")
 LONG = 20.0  # seconds: a run that is expected to take longer is announced
 
 
@@ -90,13 +93,18 @@ def size(count: float) -> str:
     return f"{count:.0f} B"
 
 
-def share_of_dense(traffic: Mapping[str, int]) -> float | None:
+def share_of_dense(traffic: Mapping[str, float]) -> float | None:
     """The values sent, A included, as a share of what the same messages would hold with the whole body in them."""
     return 4 * traffic["nonzeros"] / traffic["dense_bytes"] if traffic["dense_bytes"] else None
 
 
-def comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None) -> Group:
-    """One row a run: how well it learned, what it sent, what it keeps. `names` tell runs apart that look alike."""
+def comparison(
+    summaries: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None, mean: str | None = None
+) -> Group:
+    """One row a run: how well it learned, what it sent, what it keeps. `names` tell runs apart that look alike.
+
+    With `mean`, the sign before a deviation, the runs are seeds of one plan and two last rows sum them up.
+    """
     models = {"own": "the client's own after its last epoch", "global": "after the next theta_G"}
     measured = " / ".join(models[which] for which in sorted({summary["measured_model"] for summary in summaries}))
     labels = [str(summary["method"]) for summary in summaries]
@@ -112,12 +120,16 @@ def comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str] | No
         table.add_row(
             label,
             percent(summary["accuracy"]),
-            "-" if summary["forgetting"] is None else f"{summary['forgetting']:.3f}",
+            decimals(summary["forgetting"]),
             *(_sent(summary["traffic"][direction]) for direction in ("c2s", "s2c")),
             size(summary["model_size_bytes"]),
             size(summary["model_size_paper_bytes"]),
             f"{summary['seconds']:.1f}",
         )
+    if mean is not None and len(summaries) > 1:
+        table.add_section()
+        for row in _mean_rows(summaries, mean):
+            table.add_row(*row)
     return Group(
         table,
         f" accuracy  of test images; model measured: {measured}",
@@ -126,13 +138,54 @@ def comparison(summaries: Sequence[Mapping[str, Any]], names: Sequence[str] | No
     )
 
 
-def _sent(traffic: Mapping[str, int]) -> str:
+def _mean_rows(summaries: Sequence[Mapping[str, Any]], sign: str) -> list[list[str]]:
+    """The means, and below them the sample deviations of what chance decides: side by side they need 90 columns."""
+
+    def mean(key: str) -> float:
+        return fmean(summary[key] for summary in summaries)
+
+    accuracy, forgetting = (spread(summary[key] for summary in summaries) for key in ("accuracy", "forgetting"))
+    sent = [
+        {key: fmean(summary["traffic"][direction][key] for summary in summaries) for key in TRAFFIC}
+        for direction in ("c2s", "s2c")
+    ]
+    kept = [size(mean("model_size_bytes")), size(mean("model_size_paper_bytes"))]
+    means, deviations = (
+        [percent(accuracy and accuracy[place]), decimals(forgetting and forgetting[place])] for place in (0, 1)
+    )
+    return [
+        ["mean", *means, *map(_sent, sent), *kept, f"{mean('seconds'):.1f}"],
+        [f"{sign} sd", *deviations],
+    ]
+
+
+def spread_text(found: Spread | tuple[float, float | None] | None, digits: int, sign: str, nothing: str = "-") -> str:
+    """
+    >>> spread_text((75.16, 1.25), 1, "±"), spread_text((-0.0001, None), 2, "±"), spread_text(None, 2, "±")
+    ('75.2 ± 1.2', '0.00', '-')
+    """
+    if found is None:
+        return nothing
+    mean = f"{round(found[0], digits) + 0.0:.{digits}f}"  # + 0.0: no -0.00
+    return mean if found[1] is None else f"{mean} {sign} {found[1]:.{digits}f}"
+
+
+def plus_minus(console: Console) -> str:
+    """The sign between a mean and its deviation, as far as the terminal can show it."""
+    return "±" if console.encoding.startswith("utf") else "+-"
+
+
+def _sent(traffic: Mapping[str, float]) -> str:
     share = share_of_dense(traffic)
     return "-" if share is None else f"{size(traffic['bytes'])} ({share:.2f})"
 
 
 def percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.1f} %"
+
+
+def decimals(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
 
 
 def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:
@@ -162,5 +215,6 @@ def listing(entries: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Tab
     for column in columns:
         table.add_column(column.replace("_", " "), overflow="fold")
     for entry in entries:
-        table.add_row(*(str(entry[column]) for column in columns))
+        values = (entry[column] for column in columns)
+        table.add_row(*(", ".join(value) if isinstance(value, list) else str(value) for value in values))
     return table

@@ -1,0 +1,367 @@
+"""Tables that one command makes: what is run and what is not, stopping, going on, failing."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_helpers import TINY, Outcome, assert_one_line, journal_lines, tiny, until
+
+import weft.cli
+from weft import Plan, methods, repro
+from weft.errors import Problem
+from weft.plan import ready_plans
+from weft.repro import Row, Table, tables, writing
+from weft.repro.results import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
+from weft.repro.screens import TableBars
+
+pytest_plugins = ["cli_helpers"]
+
+PLAN = ""  # the file of the tiny plan, for tables that are looked up by name
+ROWS = (Row("fedavg", "fedavg"), Row("avg-fast", "fedavg", {"learning_rate": 0.01}), Row("stl", "stl"))
+
+
+def a_table(*extra: Row, **fields: Any) -> Table:
+    return Table("tiny", "A tiny table", PLAN, (*ROWS, *extra), **{"seeds": 1, **fields})
+
+
+def failing_table() -> Table:
+    return a_table(Row("wild", "fedavg", {"learning_rate": 1e30}))
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch, capsys) -> Callable[..., Outcome]:
+    """`weft repro tiny` in an empty folder and in this process, one worker."""
+    plan = tmp_path / "plans" / "tiny.toml"
+    plan.parent.mkdir()
+    plan.write_text(tiny().toml())
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(sys.modules[__name__], "PLAN", str(plan))
+    monkeypatch.setitem(repro.TABLES, "tiny", f"{__name__}:a_table")
+
+    def act(*words: str) -> Outcome:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["weft", "repro", "tiny", "--workers", "1", *words])
+        with pytest.raises(SystemExit) as end:
+            weft.cli.main()
+        said = capsys.readouterr()
+        return Outcome(int(end.value.code or 0), said.out, said.err)
+
+    return act
+
+
+def written(kind: str, folder: str = "results") -> str:
+    return Path(folder, f"tiny.{kind}").read_text(encoding="utf-8")
+
+
+def lines(folder: str = "results") -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(written("csv", folder))))
+
+
+def lasting(folder: str = "results") -> list[dict[str, str]]:
+    """The lines without what may differ from one run to the next."""
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines(folder)]
+
+
+def runs_made() -> dict[str, int]:
+    """Every run folder, and when its result was written."""
+    return {path.parent.name: path.stat().st_mtime_ns for path in Path("runs/repro/tiny").glob("*/summary.json")}
+
+
+def rewrite(change: Callable[[Line], Line]) -> None:
+    path = Path("results/tiny.csv")
+    path.write_text(csv_text(map(change, read_csv(path).values())))
+
+
+# ---- what is run -----------------------------------------------------------------------------------------------------
+
+
+def test_all_of_it_and_then_nothing(made):
+    outcome = made()
+    assert outcome.code == 0, outcome
+    names = {f"{row.label}-s0" for row in ROWS}
+    assert set(runs_made()) == names
+    assert [(line["row"], line["seed"]) for line in lines()] == [("avg-fast", "0"), ("fedavg", "0"), ("stl", "0")]
+    for line in lines():
+        folder = Path("runs/repro/tiny", f"{line['row']}-s{line['seed']}")
+        result = weft.Result(folder)
+        assert float(line["accuracy"]) == result.accuracy
+        assert int(line["c2s_bytes"]) == result.traffic["c2s"]["bytes"]
+        assert line["plan_hash"] == short_hash((folder / "plan.toml").read_text())
+    assert Plan.load(Path("runs/repro/tiny/avg-fast-s0")).learning_rate == 0.01
+    assert "3 of 3 runs over" in outcome.err
+    assert re.search(r"1 of 3 runs over, about \d+ s left", outcome.err)
+    assert outcome.out.splitlines()[-3:] == [f"results/tiny.{kind}" for kind in ("csv", "md", "tex")]
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    files, made_then = {kind: written(kind) for kind in ("csv", "md", "tex")}, runs_made()
+    again = made()
+    assert (again.code, again.out, again.err) == (0, outcome.out, "")
+    assert {kind: written(kind) for kind in files} == files
+    assert runs_made() == made_then
+
+
+def test_some_rows_and_other_seeds_are_added(made):
+    assert made("--only", "stl", "--seeds", "1").code == 0
+    assert set(runs_made()) == {"stl-s0"}
+    assert "`weft repro tiny --seeds 1 --only stl`" in written("md")
+    assert made("--only", "fedavg", "--seeds", "1", "--first-seed", "5").code == 0  # by method: two rows
+    assert set(runs_made()) == {"stl-s0", "fedavg-s5", "avg-fast-s5"}
+    assert [(line["row"], line["seed"]) for line in lines()] == [("avg-fast", "5"), ("fedavg", "5"), ("stl", "0")]
+    assert "`weft repro tiny --seeds 6`" in written("md")  # that is what makes all that is in it
+
+
+def test_results_of_another_machine_count(made):
+    assert made("--seeds", "1", "--only", "stl,fedavg").code == 0
+    before = written("csv")
+    shutil.rmtree("runs")
+    assert made("--seeds", "1", "--only", "stl").code == 0
+    assert written("csv") == before
+    assert not runs_made()
+
+
+def test_a_stale_line_is_run_again_and_replaced(made):
+    assert made("--seeds", "1", "--only", "stl").code == 0
+    before = lasting()
+    shutil.rmtree("runs")
+    rewrite(lambda line: dataclasses.replace(line, plan_hash="0" * 16, accuracy=0.123))
+    assert "| stl | -" in writing.markdown(Results(a_table(), ROWS, range(1), read_csv(Path("results/tiny.csv"))))
+    outcome = made("--seeds", "1", "--only", "stl")
+    assert outcome.code == 0
+    assert [line for line in outcome.err.splitlines() if "stale" in line] == [
+        "results/tiny.csv has stl s0 of another plan: stale, run again"
+    ]
+    assert set(runs_made()) == {"stl-s0"}
+    assert lasting() == before
+
+
+def test_lines_that_nobody_asked_for_are_kept_and_not_counted(made):
+    assert made("--seeds", "1", "--only", "stl").code == 0
+    rewrite(lambda line: dataclasses.replace(line, row="gone"))
+    old = lines()
+    outcome = made("--seeds", "1", "--only", "stl")
+    assert "results/tiny.csv has gone s0 of another plan or table: kept there" in outcome.err
+    assert lines()[0] == old[0]
+    assert [line["row"] for line in lines()] == ["gone", "stl"]
+    assert "gone" not in written("md")
+
+
+def test_a_run_folder_of_another_plan_is_refused_before_anything_runs(made):
+    assert made("--seeds", "1", "--only", "stl").code == 0
+    before = written("csv")
+    Path(PLAN).write_text(tiny(batch_size=5).toml())
+    outcome = made("--seeds", "1")
+    assert_one_line(outcome, "runs/repro/tiny/stl-s0", "another plan", "remove it or choose another --runs")
+    assert set(runs_made()) == {"stl-s0"}
+    assert written("csv") == before
+    outcome = made("--seeds", "1", "--only", "stl", "--runs", "others")
+    assert outcome.code == 0
+    assert "stale" in outcome.err
+    assert Path("others/stl-s0/summary.json").exists()
+    assert written("csv") != before
+
+
+def test_a_folder_that_is_no_run_is_refused(made):
+    Path("runs/repro/tiny/stl-s0").mkdir(parents=True)
+    Path("runs/repro/tiny/stl-s0/notes.txt").write_text("mine")
+    assert_one_line(made("--seeds", "1"), "stl-s0 is no run folder", "--runs")
+    assert not Path("results").exists()
+
+
+def test_a_place_that_cannot_be_written_is_found_before_the_first_run(made):
+    Path("results").write_text("a file")
+    assert_one_line(made("--seeds", "1"), "results", "--out")
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", ",".join(COLUMNS) + "\nfedavg,fedavg\n"])
+def test_a_csv_of_something_else_is_not_written_over(made, text):
+    Path("results").mkdir()
+    Path("results/tiny.csv").write_text(text)
+    assert_one_line(made(), "results/tiny.csv", "move it away")
+    assert written("csv") == text
+    assert not Path("runs").exists()
+
+
+# ---- stopping, going on, failing -------------------------------------------------------------------------------------
+
+
+def test_stopped_and_gone_on_with(made, monkeypatch):
+    assert made("--out", "whole", "--runs", "whole-runs").code == 0
+    answers = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]
+    count = 0
+
+    def answered(bars: TableBars, *_: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == answers + answers // 2:  # in the second run
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableBars, "answered", answered)
+        outcome = made()
+    assert outcome.code == 130
+    assert "stopped; the same command goes on with it: weft repro tiny --workers 1" in outcome.err
+    assert [line["row"] for line in lines()] == ["fedavg"]
+    assert "| fedavg | " in written("md")
+    outcome = made()
+    assert outcome.code == 0
+    assert "2 of 3 runs to do" in outcome.err
+    assert "resumed" in Path("runs/repro/tiny/avg-fast-s0/journal.jsonl").read_text()
+    assert lasting() == lasting("whole")
+    for kind in ("md", "tex"):
+        assert written(kind) == written(kind, "whole")
+
+
+def test_a_failed_run_does_not_stop_the_table(made, monkeypatch):
+    monkeypatch.setitem(repro.TABLES, "tiny", f"{__name__}:failing_table")
+    outcome = made("--seeds", "1", "--only", "wild,stl")
+    assert outcome.code == 1
+    assert re.search(r"^weft: wild s0 failed: .*(diverged|finite).*", outcome.err, re.MULTILINE)
+    assert [line["row"] for line in lines()] == ["stl"]
+    assert "| wild | - | - |" in written("md")
+    assert "- wild s0: " in written("md")
+    found = made("--seeds", "1", "--only", "wild", "--json")
+    assert found.code == 1
+    assert [(one["row"], one["seed"]) for one in json.loads(found.out)["failed"]] == [("wild", 0)]
+
+
+def test_as_json(made):
+    outcome = made("--seeds", "1", "--only", "stl", "--json")
+    assert outcome.code == 0
+    found = json.loads(outcome.out)
+    assert found["command"] == "weft repro tiny --seeds 1 --only stl"
+    assert [row["row"] for row in found["rows"]] == ["fedavg", "avg-fast", "stl"]
+    row = found["rows"][2]
+    assert row["accuracy"] == {"mean": 100 * float(lines()[0]["accuracy"]), "deviation": None}
+    assert (row["seeds"], row["up"], found["failed"], found["kendall_tau"]) == (1, None, [], None)
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import test_repro
+from weft import cli, repro, session
+session.SAVE_SHARE = 0
+test_repro.PLAN = sys.argv.pop(1)
+repro.TABLES["tiny"] = "test_repro:" + sys.argv.pop(1)
+cli.main()
+"""
+
+
+def process(table: str, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), PLAN, table, "repro", "tiny", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_real_signal_and_two_workers(made, number):
+    assert made("--seeds", "2", "--out", "whole", "--runs", "whole-runs").code == 0
+    first = process("a_table", "--workers", "2", "--seeds", "2")
+    until(lambda: journal_lines(Path("runs/repro/tiny/stl-s0")) > 2)
+    os.kill(first.pid, number)
+    _, said = first.communicate(timeout=60)
+    if number == signal.SIGINT:
+        assert first.returncode == 130
+        assert "goes on with it: weft repro tiny --workers 2 --seeds 2" in said
+    assert 2 <= len(lines()) < 6
+    second = process("a_table", "--workers", "2", "--seeds", "2")
+    _, said = second.communicate(timeout=120)
+    assert second.returncode == 0, said
+    assert lasting() == lasting("whole")
+
+
+@pytest.mark.slow
+def test_runs_after_a_failed_one_have_fresh_workers(made):
+    running = process("failing_table", "--workers", "2", "--seeds", "2")
+    _, said = running.communicate(timeout=120)
+    assert running.returncode == 1, said
+    assert said.count("weft: wild s") == 2
+    failed = lasting()
+    assert made("--seeds", "2", "--out", "whole", "--runs", "whole-runs").code == 0
+    assert failed == lasting("whole")
+
+
+# ---- mistakes, and the tables there are ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "fedavgg"], ["no row 'fedavgg'", "did you mean fedavg?"]),
+        (["--only", "stl,"], ["no row ''"]),
+        (["--seeds", "0"], ["--seeds"]),
+        (["--seeds", "many"], ["--seeds", "many"]),
+        (["--first-seed", "-1"], ["--first-seed"]),
+        (["--workers", "0"], ["workers", "1 or more"]),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing_behind(made, words, said):
+    assert_one_line(made(*words), *said)
+    assert not list(Path().iterdir())
+
+
+def test_the_table_of_all_methods(monkeypatch):
+    table = repro.load("methods-glyphs")
+    labels = [row.label for row in table.rows]
+    assert labels[: len(methods.METHODS)] == list(methods.METHODS)
+    assert set(labels) <= {*methods.METHODS, *tables.COMBINATIONS}
+    assert (table.seeds, table.first_seed) == (3, 0)
+    assert table.published["fedweit"] == {"accuracy": (84.11, 0.27), "forgetting": (0.0, 0.0)}
+    assert table.published["stl"] == {"accuracy": (85.78, 0.17)}
+    monkeypatch.setattr(tables, "class_of", lambda name: None)  # when all combinations are there
+    assert [row.label for row in repro.load("methods-glyphs").rows] == [*methods.METHODS, *tables.COMBINATIONS]
+    for entry in table.published.values():
+        assert set(entry) <= {measure.key for measure in writing.MEASURES}
+
+
+@pytest.mark.parametrize("name", repro.TABLES)
+def test_every_table_has_plans_that_are_valid(name):
+    table = repro.load(name)
+    assert table.name == name
+    assert str(table.plan) in ready_plans()
+    for row in table.rows:
+        assert table.plan_of(row, 7).seed == 7
+        assert table.plan_of(row, 7).method == row.method
+
+
+def test_a_file_that_lies_about_is_not_taken_for_the_plan_of_a_table(tmp_path, monkeypatch):
+    (tmp_path / "methods").write_text("clients = 77")
+    monkeypatch.chdir(tmp_path)
+    table = repro.load("methods-glyphs")
+    assert table.plan_of(table.rows[0], 0).clients == 4
+
+
+def test_list_tables(command):
+    outcome = command("list", "tables")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    listed = json.loads(command("list", "tables", "--json").out)
+    assert [entry["name"] for entry in listed] == list(repro.TABLES)
+    assert set(listed[0]) == {"name", "title", "rows", "plan"}
+    assert "fedweit" in listed[0]["rows"]
+    for word in ("methods-glyphs", "fedweit", "methods"):
+        assert word in outcome.out
+
+
+def test_an_unknown_table():
+    with pytest.raises(Problem, match=r"did you mean methods-glyphs\?"):
+        repro.load("method-glyphs")

@@ -1,0 +1,209 @@
+"""What is written and shown of a table: digits worked by hand, the csv to the last digit, LaTeX, the terminal."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import re
+from typing import Any
+
+import pytest
+from cli_helpers import tiny
+from rich.console import Console
+
+from weft import screens
+from weft.metrics import spread
+from weft.repro import Row, Table, writing
+from weft.repro.results import Results, csv_text, line_of, read_csv, short_hash
+from weft.repro.screens import TableBars, rows
+
+pytest_plugins = ["cli_helpers"]
+
+ROWS = (Row("fedavg", "fedavg"), Row("avg-fast", "fedavg", {"learning_rate": 0.01}), Row("stl", "stl"))
+
+
+@pytest.fixture
+def table(plan_file) -> Table:
+    return Table("tiny", "A tiny table", plan_file, ROWS)
+
+
+# ---- digits by hand --------------------------------------------------------------------------------------------------
+
+
+def summary(accuracy: float, forgetting: float | None, **more: Any) -> dict[str, Any]:
+    sent = {"bytes": 5_000_000, "nonzeros": 250_000, "dense_bytes": 4_000_000}
+    none = {"bytes": 0, "nonzeros": 0, "dense_bytes": 0}
+    return {
+        "method": "fedavg",
+        "seed": 0,
+        "accuracy": accuracy,
+        "forgetting": forgetting,
+        "backward_transfer": None,
+        "validation_accuracy": 0.5,
+        "traffic": {"c2s": sent, "s2c": none},
+        "model_size_bytes": 2_000_000,
+        "model_size_paper_bytes": 1_234_000,
+        "seconds": 1.5,
+        "images_per_second": 10.0,
+        **more,
+    }
+
+
+@pytest.fixture
+def by_hand(table) -> Results:
+    """Two seeds of fedavg, one of stl, none of avg-fast, of a plan with two tasks."""
+    published = {"fedavg": {"accuracy": (84.11, 0.27)}, "stl": {"accuracy": (50.0, None)}}
+    table = dataclasses.replace(table, published=published, note="Only the order counts.")
+    results = Results(table, table.rows, range(2), {})
+    for row, seed, one in (
+        (ROWS[0], 0, summary(0.5, 0.1)),
+        (ROWS[0], 1, summary(0.7, 0.2)),
+        (ROWS[2], 0, summary(0.95, None)),
+    ):
+        results.add(line_of(row, seed, table.plan_of(row, seed).toml(), one))
+    return results
+
+
+def test_markdown_by_hand(by_hand):
+    # 60 ± sqrt(2 * 10^2); 0.15 ± sqrt(2 * 0.05^2); 5 MB in 2 tasks; 4 * 250,000 of 4,000,000
+    text = writing.markdown(by_hand)
+    assert "# A tiny table\n\nMade by `weft repro tiny --seeds 2`.\n" in text
+    grid = [line for line in text.splitlines() if line.startswith("|")]
+    assert grid == [
+        "| row | accuracy (%) | paper's | forgetting | up (MB/task) | of dense | down (MB/task) | of dense "
+        "| model (MB) | seeds |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| fedavg | 60.00 ± 14.14 | 84.11 ± 0.27 | 0.150 ± 0.071 | 2.50 ± 0.00 | 0.25 ± 0.00 | - | - "
+        "| 1.23 ± 0.00 | 2 |",
+        "| avg-fast | - | - | - | - | - | - | - | - | 0 |",
+        "| stl | 95.00 | 50.00 | - | 2.50 | 0.25 | - | - | 1.23 | 1 |",
+    ]
+    assert "`clients=3`, `tasks=2`, `network=mlp`" in text
+    assert "Of their own: avg-fast `learning_rate=0.01`." in text
+    assert "Only the order counts." in text
+    assert "ours: stl, fedavg; the paper's: fedavg, stl. Kendall's tau of the two orders of 2 rows: -1.00" in text
+
+
+def test_latex_by_hand(by_hand):
+    text = writing.latex(by_hand)
+    assert r"\begin{tabular}{lrrrrrrrrr}" in text
+    assert r"row & accuracy (\%) & paper's & forgetting &" in text
+    row = r"fedavg & 60.00 $\pm$ 14.14 & 84.11 $\pm$ 0.27 & 0.150 $\pm$ 0.071 & 2.50 $\pm$ 0.00 & 0.25 $\pm$ 0.00"
+    assert row + r" & -- & -- & 1.23 $\pm$ 0.00 & 2 \\" in text
+    assert text.startswith("% made by weft repro tiny --seeds 2\n")
+    for rule in ("toprule", "midrule", "bottomrule"):
+        assert text.count(f"\\{rule}\n") == 1
+    body = text[text.index("\\toprule") : text.index("\\bottomrule")]
+    assert {line.count("&") for line in body.splitlines() if line.endswith(r"\\")} == {9}
+    assert text.isascii()
+
+
+def test_without_numbers_of_the_paper_there_is_no_column_and_no_order(by_hand):
+    bare = Results(dataclasses.replace(by_hand.table, published={}), ROWS, range(2), by_hand.lines)
+    for text in (writing.markdown(bare), writing.latex(bare)):
+        assert "paper's &" not in text
+        assert "| paper's" not in text
+    assert "Kendall" not in writing.markdown(bare)
+
+
+def test_escaping_for_latex():
+    odd = "50 % & more_or #less $5 {a} ~b ^c \\d <e> -1 a-b 1-2"
+    assert writing.escape(odd) == (
+        r"50 \% \& more\_or \#less \$5 \{a\} \textasciitilde{}b \textasciicircum{}c \textbackslash{}d "
+        r"\textless{}e\textgreater{} $-$1 a-b 1-2"
+    )
+
+
+def test_hashes_do_not_depend_on_the_time():
+    plan = tiny().toml()
+    one = line_of(ROWS[0], 3, plan, summary(0.5, 0.1))
+    assert (one.row, one.method, one.seed) == ("fedavg", "fedavg", 3)
+    assert one.plan_hash == short_hash(plan)
+    assert re.fullmatch("[0-9a-f]{16}", one.summary_hash)
+    later = line_of(ROWS[0], 3, plan, summary(0.5, 0.1, seconds=9.0, images_per_second=None))
+    assert later.summary_hash == one.summary_hash
+    assert later != one
+    assert line_of(ROWS[0], 3, plan, summary(0.5, 0.2)).summary_hash != one.summary_hash
+
+
+def test_the_csv_is_sorted_and_read_back_to_the_last_digit(tmp_path):
+    all_lines = [line_of(ROWS[0], seed, "", summary(1 / 3, None)) for seed in (10, 2, 0)]
+    text = csv_text(all_lines)
+    assert text == csv_text(reversed(all_lines))
+    assert text.splitlines()[0] == (
+        "row,method,seed,accuracy,forgetting,backward_transfer,validation_accuracy,c2s_bytes,s2c_bytes,c2s_dense_bytes,"
+        "s2c_dense_bytes,c2s_nonzeros,s2c_nonzeros,model_size_bytes,model_size_paper_bytes,seconds,images_per_second,"
+        "plan_hash,summary_hash"
+    )
+    assert [line.split(",")[2] for line in text.splitlines()[1:]] == ["0", "2", "10"]
+    (tmp_path / "a.csv").write_text(text)
+    assert list(read_csv(tmp_path / "a.csv").values()) == sorted(all_lines, key=lambda line: line.seed)
+
+
+def test_mean_and_deviation_need_values():
+    assert spread([None]) is None
+    assert spread([]) is None
+
+
+def test_kendalls_tau_with_ties():
+    # pairs: (1,2) tied on the left, (1,3) and (2,3) agree: 2 / sqrt(2 * 3)
+    assert writing.kendall_tau([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
+
+
+def test_another_process_may_write_meanwhile(tmp_path, table):
+    one = Results(table, ROWS, range(1), {})
+    other = Results(table, ROWS, range(1), {})
+    for results, row in ((one, ROWS[0]), (other, ROWS[2])):
+        results.add(line_of(row, 0, table.plan_of(row, 0).toml(), summary(0.5, 0.1)))
+        writing.write(results, tmp_path)
+    assert [label for label, _ in read_csv(tmp_path / "tiny.csv")] == ["fedavg", "stl"]
+
+
+# ---- on the screen ---------------------------------------------------------------------------------------------------
+
+
+def drawn(thing: object, **options: Any) -> str:
+    file = io.StringIO()
+    Console(file=file, width=80, **options).print(thing)
+    return file.getvalue()
+
+
+def test_long_names_fit_eighty_columns(by_hand):
+    table = dataclasses.replace(by_hand.table, rows=(*ROWS, Row("fedprox+stable-sgd@published", "fedavg")))
+    text = drawn(rows(writing.entries_of(Results(table, ROWS, range(2), by_hand.lines)), "±"))
+    assert "60.0 ± 14.1" in text
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_terminal_gets_two_bars_with_the_time_left():
+    file = io.StringIO()
+    with TableBars(Console(file=file, force_terminal=True, width=110)) as bars:
+        bars.table_started(3, ["fedavg", "stl"], {"stl": [100.0]})
+        bars.run_started("fedavg")
+        bars.started(tiny(method="fedavg"), 0, 12, 20.0)
+        bars.answered(0, 1, 1, {"images": 20})
+        bars.run_over("fedavg", 0, 0.5, 20.0)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
+    assert "table" in plain
+    assert "2 of 3 runs" in plain
+    assert "about 1 min 40 s left" in plain
+
+
+def test_the_mean_over_seeds_of_weft_run(finished):
+    one = json.loads((finished / "summary.json").read_text())
+    summaries = [
+        {**one, "seed": 0, "accuracy": 0.5, "forgetting": 0.1, "seconds": 1.0},
+        {**one, "seed": 1, "accuracy": 0.7, "forgetting": 0.2, "seconds": 2.0},
+    ]
+    text = drawn(screens.comparison(summaries, mean="±"))
+    mean, deviation = (line.split() for line in text.splitlines() if line.split()[:1] in (["mean"], ["±"]))
+    assert mean[:4] == ["mean", "60.0", "%", "0.150"]
+    assert mean[-1] == "1.5"
+    assert deviation == ["±", "sd", "14.1", "%", "0.071"]
+    assert "…" not in text
+    assert " sd " not in drawn(screens.comparison(summaries[:1], mean="±"))
+    assert " sd " not in drawn(screens.comparison(summaries))
+    ascii_only = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert screens.plus_minus(ascii_only) == "+-"
