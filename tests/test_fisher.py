@@ -28,6 +28,9 @@ def built(body, features, image=(3, 32, 32), seed=0):
     """A network with every value drawn, so that no gradient is 0 because a bias, a head or an embedding is."""
     network = Network(body, features, (CLASSES,), image=image)
     network.vector.copy_(0.3 * draw(network.layout.size, seed=seed))
+    begin, end = network.layout.statistics
+    network.vector[begin:end] = 0.5 + network.vector[begin:end].abs()  # a variance is positive
+    network.body.train()
     return network
 
 
