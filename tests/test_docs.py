@@ -58,6 +58,7 @@ def _matching(word: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
     (tmp_path / "demo").write_text(TINY)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     for words in commands(page):
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), words
@@ -76,9 +77,15 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_program_of_a_page_works(page: Path, tmp_path: Path) -> None:
-    for program in blocks(page, "python"):
+    for place, program in enumerate(blocks(page, "python")):
+        (tmp_path / f"program{place}.py").write_text(program)
         done = subprocess.run(
-            [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, f"program{place}.py"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
 

@@ -8,6 +8,7 @@ import dataclasses
 import inspect
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from weft.tensors import Rows, Sparse, dense, same, size
 
 PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets]
 NAMES = [*METHODS, *COMBINATIONS, *PRESETS]
+ROOT = Path(__file__).resolve().parent.parent
 TALKING = [name for name in NAMES if class_of(name).talks]
 each_method = pytest.mark.parametrize("name", NAMES)
 
@@ -219,9 +221,18 @@ def test_a_preset_counts_in_python_as_on_the_command_line(name):
 def test_a_method_describes_itself(name):
     kind = class_of(name)
     assert kind.citation
+    if "@" not in name:
+        file, _, test = kind.verified.partition(": ")
+        assert not test or f"def {test}(" in (ROOT / file).read_text()
+        assert test or name == "fedweit"
     assert len(kind.sends) == 2
     assert kind.talks == (kind.sends != ("nothing", "nothing"))
-    assert inspect.getdoc(inspect.getmodule(kind))
+    for part in methods.parts_of(name):
+        assert "    " in inspect.getdoc(inspect.getmodule(class_of(part))) or part in (
+            "local",
+            "stl",
+            "joint",
+        )  # formulas
     assert methods.options_of(name).model_config["extra"] == "forbid"
 
 

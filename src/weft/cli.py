@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ import typer
 import typer.core
 from rich.console import Console
 
-from weft import methods, networks, repro, scenarios, screens
+from weft import listing, repro, screens
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
@@ -63,6 +64,15 @@ class Kind(StrEnum):
     networks = "networks"
     plans = "plans"
     tables = "tables"
+
+
+@app.callback(invoke_without_command=True)
+def any_command(
+    version: Annotated[bool, typer.Option("--version", help="Say which weft this is.", is_eager=True)] = False,
+) -> None:
+    if version:
+        sys.stdout.write(f"weft {metadata.version('weft')}\n")
+        raise typer.Exit
 
 
 @app.command("demo")
@@ -226,89 +236,17 @@ def list_command(
     as_json: AsJson = False,
 ) -> None:
     """What there is to choose from, with the options of each."""
-    of = {"methods": _methods, "scenarios": _scenarios, "networks": _networks, "plans": _plans, "tables": _tables}
-    entries = of[kind]()
+    entries = listing.LISTS[kind]()
     if as_json:
         _print_json(entries)
         return
-    columns = [column for column in entries[0] if column not in ("options", "presets")]
+    columns = [column for column in entries[0] if column not in listing.BELOW]
     out.print(screens.listing(entries, columns))
-    if "options" in entries[0]:
-        part = kind.value.removesuffix("s")
-        for entry in entries:
-            words = [
-                f"{part}.{key}" + ("" if value is None else f"={json.dumps(value)}")
-                for key, value in entry["options"].items()
-            ]
-            presets = [f"{entry['name']}@{preset}" for preset in entry.get("presets", [])]
-            out.print(f"\n[bold]{entry['name']}[/] " + " ".join(words), *presets, highlight=False)
-
-
-def _methods() -> list[dict[str, Any]]:
-    found = []
-    for name in methods.METHODS:
-        method = methods.class_of(name)
-        found.append(
-            {
-                "name": name,
-                "citation": method.citation,
-                "sends_up": method.sends[0],
-                "sends_down": method.sends[1],
-                "presets": list(method.presets),
-                "options": method.options_class().model_dump(mode="json"),
-            }
-        )
-    return found
-
-
-def _scenarios() -> list[dict[str, Any]]:
-    found = []
-    for name in scenarios.SCENARIOS:
-        options = scenarios.module_of(name).Options
-        found.append({"name": name, "about": _about(options), "options": options().model_dump(mode="json")})
-    return found
-
-
-def _networks() -> list[dict[str, Any]]:
-    return [
-        {"name": name, "about": _about(options), "options": options().model_dump(mode="json")}
-        for name, options in networks.NETWORKS.items()
-    ]
-
-
-def _plans() -> list[dict[str, Any]]:
-    found = []
-    for name, file in ready_plans().items():
-        plan = Plan.load(file)
-        first = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
-        found.append(
-            {
-                "name": name,
-                "command": first,
-                "scenario": plan.scenario,
-                "method": plan.method,
-                "clients": plan.clients,
-                "tasks": plan.tasks,
-            }
-        )
-    return found
-
-
-def _tables() -> list[dict[str, Any]]:
-    tables = map(repro.load, repro.TABLES)
-    return [
-        {
-            "name": table.name,
-            "title": table.title,
-            "rows": [row.label for row in table.rows],
-            "plan": str(table.plan),
-        }
-        for table in tables
-    ]
-
-
-def _about(described: type) -> str:
-    return (described.__doc__ or "").strip().splitlines()[0]
+    for entry in entries:
+        if lines := listing.below(kind, entry):
+            out.print(f"\n[bold]{entry['name']}[/] {lines[0]}", highlight=False)
+        for line in lines[1:]:
+            _say(out, f"  {line}")
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from weft import methods, networks, scenarios
+from weft import methods, named, networks, scenarios
 from weft.errors import Problem, nearest
 
 PARTS = ("method", "network", "scenario")
@@ -66,7 +66,7 @@ class Plan(BaseModel):
         return gather(given) if isinstance(given, Mapping) else given
 
     def __init__(self, **given: Any):
-        given = gather(given)
+        given = gather({key: in_words(value) if key in PARTS else value for key, value in given.items()})
         name, _, preset = str(given.get("method", "")).partition("@")
         if preset:  # what is given wins over the preset
             below = gather(methods.preset_of(name, preset))
@@ -120,7 +120,7 @@ class Plan(BaseModel):
             raise Problem("the section for.METHOD of a plan is a table, such as [for.fedavg]")
         for name in sections:
             methods.class_of(name)  # a misspelt section would silently do nothing
-        base, top = gather(base), gather({**parse(words), **more})
+        base, top = gather(base), gather({**parse(words), **{key: in_words(value) for key, value in more.items()}})
         chosen = top.get("method", base.get("method", cls.model_fields["method"].default))
         if not isinstance(chosen, str):
             raise Problem("method must be a name, such as method=fedweit")
@@ -171,6 +171,13 @@ def gather(given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def in_words(part: Any) -> Any:
+    """A method or network may be given as a class; in the plan it is the words by which any process finds it."""
+    if isinstance(part, Mapping) and "name" in part:
+        return {**part, "name": in_words(part["name"])}
+    return named.reference(part) if callable(part) else part
 
 
 def parse(words: Iterable[str]) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def is_over(folder: Path) -> bool:
 
 def fresh_folder(plan: Plan) -> Path:
     """runs/NAME-METHOD-sSEED, with a number behind it if that is taken."""
-    name = f"{plan.name}-{plan.method}-s{plan.seed}"
+    method = "+".join(part.rpartition(":")[2] for part in plan.method.split("+"))  # file.py:Name is Name
+    name = f"{plan.name}-{method}-s{plan.seed}"
     candidate, count = Path("runs") / name, 1
     while candidate.exists():
         count += 1

@@ -1,4 +1,7 @@
-"""The methods by name: one file, one method, one name on the command line; `a+b` is two of them at once."""
+"""The methods by name: one file, one method, one name on the command line; `a+b` is two of them at once.
+
+`package.module:Name` and `path/to/file.py:Name` name somebody's own, which combines like any other.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import functools
 import importlib
 from typing import Any
 
+from weft import named
 from weft.errors import Problem, nearest
 from weft.methods.base import Method, Options
 from weft.methods.combine import combine
@@ -52,11 +56,16 @@ def _resolve(name: str) -> tuple[str, type[Method]]:
 
 
 def _one(name: str) -> type[Method]:
+    if ":" in name:
+        found = named.find(name)
+        if not isinstance(found, type) or not issubclass(found, Method):
+            raise Problem(f"{name} is no method; it has to be a class derived from weft.methods.base.Method")
+        return found
     if name not in METHODS:
         raise Problem(f"there is no method {name!r}; {nearest(name, METHODS)}")
     module, _, attribute = METHODS[name].partition(":")
-    found: type[Method] = getattr(importlib.import_module(module), attribute)
-    return found
+    known: type[Method] = getattr(importlib.import_module(module), attribute)
+    return known
 
 
 def parts_of(name: str) -> list[str]:

@@ -1,0 +1,109 @@
+"""What there is to choose from, as plain data: `weft list` shows it, and prints it as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from weft import methods, networks, repro, scenarios
+from weft.plan import Plan, ready_plans
+
+BELOW = ("citation", "verified", "options", "presets")  # too long for a column: shown below the table
+
+Entry = dict[str, Any]
+
+
+def below(kind: str, entry: Entry) -> list[str]:
+    """The lines about an entry that stand below the table: who it is by, what verifies it, its options."""
+    lines = []
+    if "citation" in entry:
+        lines.append(entry["citation"])
+        lines.append(f"verified by {entry['verified']}" if entry["verified"] else "not verified")
+        lines += [f"preset {entry['name']}@{preset}: not verified" for preset in entry["presets"]]
+    if "options" in entry:
+        part = kind.removesuffix("s")
+        words = [
+            f"{part}.{key}" + ("" if value is None else f"={json.dumps(value)}")
+            for key, value in entry["options"].items()
+        ]
+        lines.append(" ".join(words))
+    return lines
+
+
+def list_methods() -> list[Entry]:
+    found = []
+    for name in (*methods.METHODS, *methods.COMBINATIONS):
+        method = methods.class_of(name)
+        found.append(
+            {
+                "name": name,
+                "kind": method.kind,
+                "sends_up": method.sends[0],
+                "sends_down": method.sends[1],
+                "citation": method.citation,
+                "verified": method.verified,
+                "presets": list(method.presets),
+                "options": method.options_class().model_dump(mode="json"),
+            }
+        )
+    return found
+
+
+def list_scenarios() -> list[Entry]:
+    found = []
+    for name in scenarios.SCENARIOS:
+        options = scenarios.module_of(name).Options
+        found.append({"name": name, "about": _about(options), "options": options().model_dump(mode="json")})
+    return found
+
+
+def list_networks() -> list[Entry]:
+    return [
+        {"name": name, "about": _about(options), "options": options().model_dump(mode="json")}
+        for name, options in networks.NETWORKS.items()
+    ]
+
+
+def list_plans() -> list[Entry]:
+    found = []
+    for name, file in ready_plans().items():
+        plan = Plan.load(file)
+        first = file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+        found.append(
+            {
+                "name": name,
+                "command": first,
+                "scenario": plan.scenario,
+                "method": plan.method,
+                "clients": plan.clients,
+                "tasks": plan.tasks,
+            }
+        )
+    return found
+
+
+def list_tables() -> list[Entry]:
+    tables = map(repro.load, repro.TABLES)
+    return [
+        {
+            "name": table.name,
+            "title": table.title,
+            "rows": [row.label for row in table.rows],
+            "plan": str(table.plan),
+        }
+        for table in tables
+    ]
+
+
+def _about(described: type) -> str:
+    return (described.__doc__ or "").strip().splitlines()[0]
+
+
+LISTS: dict[str, Callable[[], list[Entry]]] = {
+    "methods": list_methods,
+    "scenarios": list_scenarios,
+    "networks": list_networks,
+    "plans": list_plans,
+    "tables": list_tables,
+}

@@ -1,0 +1,94 @@
+"""A method that somebody wrote: named by its file, run like any other, refused with a clear line where it is none."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import Run, differences, run, tiny
+
+import weft
+from weft.methods.base import Method
+from weft.running import fresh_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+FILE = str(ROOT / "examples" / "add_a_method.py")
+ANCHORED = f"{FILE}:Anchored"
+
+
+class OwnHere(Method):
+    """Defined in a module that can be imported."""
+
+    citation = "this test"
+
+
+def thetas(finished):
+    return {(client, step): finished.theta(client, step).tolist() for client in range(3) for step in range(2)}
+
+
+def test_the_example_holds_weights_where_the_last_task_left_them():
+    assert thetas(run(method=ANCHORED, method__strength=0)) == thetas(run(method="local"))
+    moved = {}
+    for strength in (0, 3.0):
+        running = Run(tiny(method=ANCHORED, method__strength=strength, rounds_per_task=4)).go_to(1)
+        before = running.clients[0].tensor("base").clone()
+        moved[strength] = (running.go().clients[0].tensor("base") - before).norm().item()
+    assert moved[3.0] < 0.7 * moved[0]
+
+
+def test_it_is_short():
+    """Thirty lines of code, besides the words about it."""
+    text = Path(FILE).read_text()
+    code = [
+        line for line in text.split('"""', 2)[2].splitlines() if line.strip() and not line.startswith(("from", "#"))
+    ]
+    assert len(code) <= 30
+
+
+def test_it_survives_and_combines(tmp_path):
+    name = f"fedavg+{ANCHORED}"
+    whole = run(method=name, method__strength=1.0)
+    assert not torch.equal(whole.theta(0, 1), run(method="fedavg").theta(0, 1))
+    again = Run(tiny(method=name, method__strength=1.0), folder=tmp_path).go_with_interruptions()
+    assert differences(whole.bits(), again.bits()) == []
+
+
+@pytest.mark.slow
+def test_workers_find_it(tmp_path):
+    plan = tiny(method=ANCHORED)
+    found = [weft.run(plan, tmp_path / str(count), workers=count).accuracy_matrix.tolist() for count in (1, 2)]
+    assert str(found[0]) == str(found[1])
+    resumed = weft.resume(tmp_path / "1")
+    assert str(resumed.accuracy_matrix.tolist()) == str(found[0])
+
+
+def test_a_class_will_do_in_python():
+    plan = weft.Plan(method={"name": OwnHere, "biases": "private"})
+    assert plan.method == "test_own_method:OwnHere"
+    assert plan.method_options == {"biases": "private"}
+    assert weft.Plan(method=OwnHere).method == plan.method
+    assert weft.Plan.merge({}, method=OwnHere).method == plan.method
+
+
+def test_the_run_folder_has_a_short_name():
+    assert fresh_folder(tiny(method=ANCHORED)).name == "plan-Anchored-s0"
+    assert fresh_folder(tiny(method=f"fedavg+{ANCHORED}")).name == "plan-fedavg+Anchored-s0"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        (f"{FILE}:Anchord", "has no Anchord; did you mean Anchored"),
+        (f"{FILE}:Lesson.initial", "is no method"),
+        ("nowhere.py:Anchored", "nowhere.py"),
+        ("no_such_package:Anchored", "no_such_package"),
+    ],
+)
+def test_what_is_no_method_is_refused(name, why):
+    with pytest.raises(weft.Problem, match=why) as caught:
+        tiny(method=name)
+    assert "\n" not in str(caught.value)
+
+
+def test_its_options_are_checked():
+    with pytest.raises(weft.Problem, match="did you mean method.strength"):
+        tiny(method=ANCHORED, method__strenght=1)
