@@ -39,7 +39,11 @@ COMMANDS = {
     "repro": ["NAME", "--seeds", "--first-seed", "--only", "--out", "--runs", "--workers", "--json"],
     "list": ["methods|scenarios|networks|plans|tables", "--json"],
 }
-KINDS = {"methods": methods.METHODS, "scenarios": scenarios.SCENARIOS, "networks": networks.NETWORKS}
+KINDS = {
+    "methods": [*methods.METHODS, *methods.COMBINATIONS],
+    "scenarios": scenarios.SCENARIOS,
+    "networks": networks.NETWORKS,
+}
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 
 
@@ -108,7 +112,7 @@ def test_list(command, kind):
     assert (outcome.code, outcome.err) == (0, "")
     assert_readable(outcome.out)
     for name in KINDS.get(kind, ready_plans()):
-        assert re.search(rf"\b{name}\b", outcome.out)
+        assert re.search(rf"\b{re.escape(name)}\b", outcome.out)
 
 
 @pytest.mark.parametrize("kind", KINDS)

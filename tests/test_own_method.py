@@ -90,5 +90,5 @@ def test_what_is_no_method_is_refused(name, why):
 
 
 def test_its_options_are_checked():
-    with pytest.raises(weft.Problem, match="did you mean method.strength"):
+    with pytest.raises(weft.Problem, match=r"did you mean method\.strength"):
         tiny(method=ANCHORED, method__strenght=1)

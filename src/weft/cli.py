@@ -20,6 +20,7 @@ import click
 import typer
 import typer.core
 from rich.console import Console
+from rich.padding import Padding
 
 from weft import listing, repro, screens
 from weft.engines.crew import Crew
@@ -246,7 +247,7 @@ def list_command(
         if lines := listing.below(kind, entry):
             out.print(f"\n[bold]{entry['name']}[/] {lines[0]}", highlight=False)
         for line in lines[1:]:
-            _say(out, f"  {line}")
+            out.print(Padding(line, (0, 0, 0, 2)), highlight=False, markup=False)
 
 
 @contextmanager
