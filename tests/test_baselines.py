@@ -398,7 +398,7 @@ def test_stable_sgd_lowers_the_rate_with_each_task():
     finished = run(method="stable-sgd", tasks=3, sgd_rate=0.02, patience=100)
     for _, step, _, numbers in finished.reports:
         assert numbers["rate"] == pytest.approx(0.02 * 0.85**step)
-    assert run(method="stable-sgd", tasks=1).reports[0][-1]["rate"] == 0.15
+    assert run(method="stable-sgd", tasks=1).reports[0][-1]["rate"] == 0.05
 
 
 def test_stable_sgd_without_decay_and_dropout_is_plain_sgd():
@@ -530,7 +530,7 @@ def test_a_task_that_is_over_shows_its_images_to_nobody():
 
 NEUTRAL = {  # a part that is turned off, and what is left of the other one then
     "ewc": ({"method__lambda_ewc": 0}, {}),
-    "stable-sgd": ({"method__decay": 1.0, "method__dropout": 0.0}, {"optimizer": "sgd", "sgd_rate": 0.15}),
+    "stable-sgd": ({"method__decay": 1.0, "method__dropout": 0.0}, {"optimizer": "sgd", "sgd_rate": 0.05}),
     "apd": ({"method__without": "a,m,l1,l2"}, {"method__biases": "private"}),
     "fedprox": ({"method__mu": 0}, None),
 }

@@ -107,7 +107,7 @@ class Method:
     verified: ClassVar[str] = ""  # the test that fails without what is the method's own; empty: not verified
 
     optimizer: ClassVar[Literal["adam", "sgd"]] = "adam"  # sgd: the method's formulas hold for no other
-    sgd_rate: ClassVar[float] = 0.1  # the rate at the start of a task, where the plan names none
+    sgd_rate: ClassVar[float] = 0.05  # at the start of a task, where the plan names none; docs/experiments.md
     sees_all: ClassVar[bool] = False  # all tasks of a client at once, the one exception to a task's data being its own
     # for combinations
     composes: ClassVar[bool] = False  # is theta made of several variables, and not `base` itself?

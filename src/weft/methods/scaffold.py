@@ -53,6 +53,7 @@ class Scaffold(FedAvg):
     sends: ClassVar[tuple[str, str]] = ("theta, change of c_i", "theta_G, c")
     verified: ClassVar[str] = "tests/test_baselines.py: test_scaffold_finds_the_optimum_that_fedavg_misses"
     optimizer: ClassVar[Literal["adam", "sgd"]] = "sgd"
+    sgd_rate: ClassVar[float] = 0.02
     options: Options
 
     # ---- server half
