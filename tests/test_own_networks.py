@@ -14,6 +14,10 @@ from safetensors.numpy import load_file
 import weft
 from weft import networks
 from weft.errors import Problem
+from weft.message import Message
+from weft.methods import COMBINATIONS, METHODS
+from weft.optimizers import SGD
+from weft.training import train_step
 
 torch.set_num_threads(1)
 
@@ -162,6 +166,34 @@ def test_a_run_with_batch_norm_goes_on_with_the_same_bits(tmp_path, method, wher
         # one set for all tasks where they are shared and travel as biases do, or a set for each task
         private = where == "own" or method == "fedweit"
         assert torch.equal(first, second) != private
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*METHODS, *COMBINATIONS])
+@pytest.mark.parametrize("where", ["own", "shared"])
+def test_every_method_survives_with_batch_norm(tmp_path, method, where):
+    plan = plan_of("Normed", method=method, network__statistics=where)
+    straight = Run(plan).go()
+    broken = Run(plan, folder=tmp_path, careless=True).go_with_interruptions()
+    assert not differences(straight.bits(), broken.bits())
+
+
+@pytest.mark.parametrize("method", ["fedprox", "fedcurv", "scaffold", "fedprox+ewc"])
+def test_a_penalty_on_all_that_is_shared_does_not_move_statistics(method):
+    """They are what batch norm counted: mean and variance of a constant input, whatever theta_G says."""
+    running = Run(plan_of("Normed", method=method, network__statistics="shared")).go_to(1)
+    lesson, state, run_method = running.world.learning(0, 1), running.clients[0], running.method
+    run_method.begin(state, lesson)
+    tensors, numbers = run_method.brief(running.server, 0, 1, True, running.plan)
+    tensors["biases"] = tensors["biases"] + 1.0  # a theta_G far away
+    run_method.receive(state, Message("server", "client-0", "x", (), 1, 0, tensors, numbers), lesson)
+    work = run_method.open(state, lesson)
+    begin, end = lesson.layout.statistics
+    weights = lesson.layout.weights
+    work.variables["private"][begin - weights : end - weights] += 0.5
+    train_step(run_method, work, SGD(work), *lesson.load("train").take(torch.arange(10)), 0.1)
+    assert (lesson.network.gradient[begin:end] == 0).all()
+    assert begin < end
 
 
 def test_shared_statistics_are_averaged_and_own_ones_stay():

@@ -80,6 +80,7 @@ def train_step(
     loss = work.network.compute_gradient(images, labels, work.dropout)
     method.pull_back(work)
     method.penalise(work)
+    work.network.hold_statistics()
     optimizer.step(rate)
     method.constrain(work, rate)
     return loss

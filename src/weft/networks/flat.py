@@ -186,10 +186,15 @@ class Network:
                 place.zero_()
             else:
                 place.copy_(piece)
-        begin, end = self.layout.statistics
-        self.gradient[begin:end] = 0
+        self.hold_statistics()
         self._keep_statistics()
         return loss.item()
+
+    def hold_statistics(self) -> None:
+        """Counted and not learned: a penalty on all that is shared must not move them."""
+        begin, end = self.layout.statistics
+        if begin < end:
+            self.gradient[begin:end] = 0
 
     @contextmanager
     def _learning(self, dropout: float) -> Iterator[None]:
