@@ -31,7 +31,14 @@ PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).p
 NAMES = [*METHODS, *COMBINATIONS, *PRESETS]
 ROOT = Path(__file__).resolve().parent.parent
 TALKING = [name for name in NAMES if class_of(name).talks]
-each_method = pytest.mark.parametrize("name", NAMES)
+QUICK = [*METHODS, "fedprox+ewc"]  # the other combinations and the presets meet the contract in the slow tests
+
+
+def marked(names):
+    return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names]
+
+
+each_method = pytest.mark.parametrize("name", marked(NAMES))
 
 
 def fresh(**changed):
@@ -150,7 +157,7 @@ def test_heads_stay_at_home_and_private_biases_too(name, biases):
     assert not any(secret in travelled for secret in secrets)
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", marked(TALKING))
 def test_shared_biases_do_travel(name):
     """The other side of the test above: what is sent is found in the bytes."""
     finished = run(method=name, **{} if name == "fedavg" else {"method__biases": "shared"})
@@ -838,7 +845,7 @@ def test_an_a_that_nobody_takes_is_not_charged(unchosen):
     assert given == set(map(origin, finished.server.archive))
 
 
-@pytest.mark.parametrize("name", TALKING)
+@pytest.mark.parametrize("name", marked(TALKING))
 def test_train_unchosen(name):
     """All train in every round, and only the chosen talk."""
     finished = run(method=name, clients_per_round=1, train_unchosen=True, measured_model="own")
