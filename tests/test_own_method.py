@@ -92,3 +92,22 @@ def test_what_is_no_method_is_refused(name, why):
 def test_its_options_are_checked():
     with pytest.raises(weft.Problem, match=r"did you mean method\.strength"):
         tiny(method=ANCHORED, method__strenght=1)
+
+
+FAULTY = """
+from weft.methods.base import Method
+
+
+class Faulty(Method):
+    def finish(self, client, lesson):
+        raise KeyError("a slip of mine")
+"""
+
+
+@pytest.mark.slow
+def test_a_fault_in_it_is_told_by_a_worker_too(tmp_path, capfd):
+    file = tmp_path / "faulty.py"
+    file.write_text(FAULTY)
+    with pytest.raises(weft.Problem, match="KeyError: 'a slip of mine'; its traceback stands above"):
+        weft.run(tiny(method=f"{file}:Faulty"), tmp_path / "run", workers=2)
+    assert 'raise KeyError("a slip of mine")' in capfd.readouterr().err
