@@ -7,7 +7,7 @@ import torch
 from helpers import Run, differences, run, tiny
 
 import weft
-from weft.methods.base import Method
+from weft.methods.base import Method, Options
 from weft.running import fresh_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +50,52 @@ def test_it_survives_and_combines(tmp_path):
     assert not torch.equal(whole.theta(0, 1), run(method="fedavg").theta(0, 1))
     again = Run(tiny(method=name, method__strength=1.0), folder=tmp_path).go_with_interruptions()
     assert differences(whole.bits(), again.bits()) == []
+
+
+@pytest.mark.parametrize("talking", ["fedavg", "fedprox", "scaffold", "fedcurv"])
+def test_it_combines_with_whatever_talks_to_a_server(talking):
+    name = f"{talking}+{ANCHORED}"
+    off = run(method=name, method__strength=0)
+    assert thetas(off) == thetas(run(method=talking))
+    assert thetas(run(method=name, method__strength=1.0)) != thetas(off)
+
+
+class Listens(Method):
+    """No options, and a part in what a client receives and sends."""
+
+    citation = "this test"
+
+    def receive(self, client, message, lesson):
+        super().receive(client, message, lesson)
+        client.numbers["heard"] = client.numbers.get("heard", 0) + 1
+
+
+class Decays(Method):
+    class Own(Options):
+        decay: float = 0.3
+
+    options_class = Own
+
+
+class Composes(Method):
+    composes = True
+
+
+def test_the_smallest_method_combines_and_its_hooks_are_called():
+    finished = run(method="fedavg+test_own_method:Listens")
+    assert finished.clients[0].numbers["heard"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("stable-sgd+test_own_method:Decays", "each have an option 'decay'"),
+        ("apd+test_own_method:Composes", "each make theta of parts of their own"),
+    ],
+)
+def test_what_would_get_in_each_others_way_is_refused(name, why):
+    with pytest.raises(weft.Problem, match=why):
+        tiny(method=name)
 
 
 @pytest.mark.slow
@@ -95,7 +141,7 @@ def test_its_options_are_checked():
 
 
 FAULTY = """
-from weft.methods.base import Method
+from weft.methods.base import Method, Options
 
 
 class Faulty(Method):
