@@ -161,9 +161,8 @@ def show_command(
         _show_scenario(str(folder), words or [], picture, as_json)
         return
     if words or picture:
-        raise Problem(
-            f"{folder} is no scenario, and KEY=VALUE and --picture are for one: {', '.join(scenarios.SCENARIOS)}"
-        )
+        given = " ".join([*(words or []), *(["--picture"] if picture else [])])
+        raise Problem(f"{folder} is no scenario, and {given} is for one of those: {', '.join(scenarios.SCENARIOS)}")
     from weft.ledger import Entry, by
 
     summary = read_summary(folder)
