@@ -30,16 +30,16 @@ class Anchored(Method):
 
     def begin(self, client: State, lesson: Lesson) -> None:
         super().begin(client, lesson)
-        client.tensors["anchor"] = client.tensor("base").clone()  # saved, resumed and moved with the client
+        client.tensors["anchored"] = client.tensor("base").clone()  # saved, resumed and moved with the client
 
     def open(self, client: State, lesson: Lesson) -> Work:
         work = super().open(client, lesson)
         if lesson.step > 0:
-            work.constants["anchor"] = client.tensor("anchor").to(lesson.network.vector.device)
+            work.constants["anchored"] = client.tensor("anchored").to(lesson.network.vector.device)
         return work
 
     def penalise(self, work: Work) -> None:
         super().penalise(work)
-        if "anchor" in work.constants:
-            away = work.variables["base"] - work.constants["anchor"]
+        if "anchored" in work.constants:
+            away = work.variables["base"] - work.constants["anchored"]
             work.gradients["base"].add_(away, alpha=self.options.strength)

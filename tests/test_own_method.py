@@ -7,7 +7,7 @@ import torch
 from helpers import Run, differences, run, tiny
 
 import weft
-from weft.methods.base import Method
+from weft.methods.base import Method, Options
 from weft.running import fresh_folder
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,6 +52,52 @@ def test_it_survives_and_combines(tmp_path):
     assert differences(whole.bits(), again.bits()) == []
 
 
+@pytest.mark.parametrize("talking", ["fedavg", "fedprox", "scaffold", "fedcurv"])
+def test_it_combines_with_whatever_talks_to_a_server(talking):
+    name = f"{talking}+{ANCHORED}"
+    off = run(method=name, method__strength=0)
+    assert thetas(off) == thetas(run(method=talking))
+    assert thetas(run(method=name, method__strength=1.0)) != thetas(off)
+
+
+class Listens(Method):
+    """No options, and a part in what a client receives and sends."""
+
+    citation = "this test"
+
+    def receive(self, client, message, lesson):
+        super().receive(client, message, lesson)
+        client.numbers["heard"] = client.numbers.get("heard", 0) + 1
+
+
+class Decays(Method):
+    class Own(Options):
+        decay: float = 0.3
+
+    options_class = Own
+
+
+class Composes(Method):
+    composes = True
+
+
+def test_the_smallest_method_combines_and_its_hooks_are_called():
+    finished = run(method="fedavg+test_own_method:Listens")
+    assert finished.clients[0].numbers["heard"] == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("stable-sgd+test_own_method:Decays", "each have an option 'decay'"),
+        ("apd+test_own_method:Composes", "each make theta of parts of their own"),
+    ],
+)
+def test_what_would_get_in_each_others_way_is_refused(name, why):
+    with pytest.raises(weft.Problem, match=why):
+        tiny(method=name)
+
+
 @pytest.mark.slow
 def test_workers_find_it(tmp_path):
     plan = tiny(method=ANCHORED)
@@ -92,3 +138,22 @@ def test_what_is_no_method_is_refused(name, why):
 def test_its_options_are_checked():
     with pytest.raises(weft.Problem, match=r"did you mean method\.strength"):
         tiny(method=ANCHORED, method__strenght=1)
+
+
+FAULTY = """
+from weft.methods.base import Method, Options
+
+
+class Faulty(Method):
+    def finish(self, client, lesson):
+        raise KeyError("a slip of mine")
+"""
+
+
+@pytest.mark.slow
+def test_a_fault_in_it_is_told_by_a_worker_too(tmp_path, capfd):
+    file = tmp_path / "faulty.py"
+    file.write_text(FAULTY)
+    with pytest.raises(weft.Problem, match="KeyError: 'a slip of mine'; its traceback stands above"):
+        weft.run(tiny(method=f"{file}:Faulty"), tmp_path / "run", workers=2)
+    assert 'raise KeyError("a slip of mine")' in capfd.readouterr().err

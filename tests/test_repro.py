@@ -322,7 +322,7 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(made, words, said):
 def test_the_table_of_all_methods():
     table = repro.load("methods-glyphs")
     labels = [row.label for row in table.rows]
-    assert labels == [*methods.METHODS, *methods.COMBINATIONS]
+    assert labels == [*methods.METHODS, *methods.COMBINATIONS, "ewc-1e4"]
     assert (table.seeds, table.first_seed) == (3, 0)
     assert table.published["fedweit"] == {"accuracy": (84.11, 0.27), "forgetting": (0.0, 0.0)}
     assert table.published["stl"] == {"accuracy": (85.78, 0.17)}

@@ -10,8 +10,8 @@ from torch.nn import functional
 from weft.batches import Batches
 from weft.client import answer
 from weft.message import Message, decode, encode
-from weft.methods import METHODS, class_of
-from weft.methods.base import initial_body, optimizer_of
+from weft.methods import METHODS
+from weft.methods.base import initial_body
 from weft.networks.flat import Network
 from weft.networks.mlp import INPUTS, Mlp
 from weft.randomness import generator
@@ -197,7 +197,7 @@ def test_the_rate_of_the_schedule_is_the_rate_that_is_used():
 @pytest.mark.parametrize("name", METHODS)
 def test_moments_live_as_long_as_they_are_told_to(name):
     """Between the rounds of a task they are in the client's state, or nowhere; after the task they are gone."""
-    adam = optimizer_of(class_of(name), tiny(method=name)) == "adam"  # SGD has none
+    adam = tiny(method=name).optimizer == "adam"  # SGD has none
     for memory in ("task", "round"):
         running = Run(tiny(method=name, rounds_per_task=2, tasks=1, optimizer_memory=memory))
         running.stop_after_round = True

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import torch
 
-from weft.methods.base import Method, Work, optimizer_of
+from weft.methods.base import Work
 from weft.plan import Plan
 from weft.state import State
 
 
-def make_optimizer(method: Method, plan: Plan, work: Work, client: State | None) -> Adam | SGD:
+def make_optimizer(plan: Plan, work: Work, client: State | None) -> Adam | SGD:
     """The optimiser of one round, with what it remembers of the last one at this client, if it is to."""
-    if optimizer_of(method, plan) == "sgd":
+    if plan.optimizer == "sgd":
         return SGD(work)
     return Adam(work, client if plan.optimizer_memory == "task" else None)
 

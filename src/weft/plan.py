@@ -88,21 +88,29 @@ class Plan(BaseModel):
                 f"choose 1 to {self.clients}, or all"
             )
         object.__setattr__(self, "method", methods.canonical(self.method))  # fedprox+ewc and ewc+fedprox are one plan
-        if self.optimizer == "adam" and methods.class_of(self.method).optimizer == "sgd":
-            raise Problem(f"{self.method} needs SGD; leave optimizer=auto, and set its rate with sgd_rate")
+        self._settle_optimizer()
         for part, options in (
             ("method", methods.options_of(self.method)),
             ("network", networks.options_of(self.network)),
             ("scenario", scenarios.module_of(self.scenario).Options),
         ):
             given = getattr(self, f"{part}_options")
-            for own in methods.parts_of(getattr(self, part)):  # method.fedweit.keep says the same as method.keep
-                given = {key.removeprefix(f"{own}."): value for key, value in given.items()}
+            given = without_owner(given, getattr(self, part), part == "method")
             try:
                 complete = options.model_validate(given).model_dump(mode="json")
             except ValidationError as error:
                 raise Problem(explain(error, options, prefix=f"{part}.")) from None
             object.__setattr__(self, f"{part}_options", complete)
+
+    def _settle_optimizer(self) -> None:
+        """`auto` becomes what the method uses: a plan says all that decides a result, whatever later defaults are."""
+        method = methods.class_of(self.method)
+        if self.optimizer == "adam" and method.optimizer == "sgd":
+            raise Problem(f"{self.method} needs SGD; leave optimizer=auto, and set its rate with sgd_rate")
+        if self.optimizer == "auto":
+            object.__setattr__(self, "optimizer", method.optimizer)
+        if self.optimizer == "sgd" and self.sgd_rate == "auto":
+            object.__setattr__(self, "sgd_rate", method.sgd_rate)
 
     @classmethod
     def load(cls, path: str | Path, words: Iterable[str] = (), **more: Any) -> Self:
@@ -127,7 +135,7 @@ class Plan(BaseModel):
         if not isinstance(chosen, str):
             raise Problem("method must be a name, such as method=fedweit")
         own = base.get("method", cls.model_fields["method"].default)
-        if str(top.get("method", own)).partition("@")[0] != str(own).partition("@")[0]:
+        if methods.parts_of(methods.canonical(chosen)) != methods.parts_of(methods.canonical(str(own))):
             base.pop("method_options", None)  # options of the plan's own method mean nothing to another one
         # sections of a combination's parts, then its own; a preset goes below all of them, in __init__
         plain = methods.canonical(chosen).partition("@")[0]
@@ -140,7 +148,11 @@ class Plan(BaseModel):
                 old = merged.get(key)
                 merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
         merged["method"] = chosen
-        return cls(**scaled(merged, keep=top))
+        plan = cls(**scaled(merged, keep=top))
+        for key, optimizer, right in (("learning_rate", "sgd", "sgd_rate"), ("sgd_rate", "adam", "learning_rate")):
+            if key in top and plan.optimizer == optimizer:  # in a plan's file it may be meant for another method
+                raise Problem(f"{key} does nothing here: {plan.method} trains with {optimizer}; set {right}")
+        return plan
 
     def toml(self) -> str:
         """The whole plan, defaults included, in the form that `load` reads."""
@@ -192,6 +204,21 @@ def scaled(given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, An
             value = rest.get(key, Plan.model_fields[key].default)
             rest[key] = min(value, SMALL[key]) if isinstance(value, int) else value  # what is no number is told later
     return rest
+
+
+def without_owner(given: dict[str, Any], name: str, method: bool) -> dict[str, Any]:
+    """`method.fedweit.keep` says the same as `method.keep`, where fedweit is the method or a part of it."""
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        owner, dot, option = key.rpartition(".")
+        if dot and owner in methods.parts_of(name):
+            if method and option not in methods.options_of(owner).model_fields:
+                raise Problem(f"unknown key method.{key}; {nearest(option, methods.options_of(owner).model_fields)}")
+            key = option
+        if key in found and found[key] != value:
+            raise Problem(f"{key} is given twice, as {found[key]!r} and as {value!r}; give it once")
+        found[key] = value
+    return found
 
 
 def in_words(part: Any) -> Any:

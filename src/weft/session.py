@@ -167,7 +167,7 @@ def estimate(world: World, workers: int) -> float:
     work = world.method.open(trial, lesson)
     batches = world.batches(0, 0, "train")
     chosen = torch.arange(min(plan.batch_size, len(batches)), device=world.device)
-    optimizer, rate = make_optimizer(world.method, plan, work, None), world.method.first_rate(plan, 0)
+    optimizer, rate = make_optimizer(plan, work, None), world.method.first_rate(plan, 0)
     seconds = []
     for _ in range(4):  # the first one warms up
         began = time.perf_counter()

@@ -96,7 +96,7 @@ class State:
     def tensor(self, key: str) -> torch.Tensor:
         """A dense tensor by name."""
         value = self.tensors[key]
-        assert isinstance(value, torch.Tensor)
+        assert isinstance(value, torch.Tensor), f"{key!r} is {type(value).__name__}; weft.tensors.dense gives it whole"
         return value
 
     @property

@@ -45,7 +45,7 @@ def train_round(client: State, method: Method, lesson: Lesson, round_index: int)
     train, valid = lesson.load("train"), lesson.load("valid")
     schedule = client.numbers["schedule"]
     work = method.open(client, lesson)
-    optimizer = make_optimizer(method, plan, work, client)
+    optimizer = make_optimizer(plan, work, client)
     images, accuracy, valid_loss = 0, 0.0, 0.0
     losses: list[float] = []
     for epoch in range(plan.epochs_per_round):
@@ -60,7 +60,8 @@ def train_round(client: State, method: Method, lesson: Lesson, round_index: int)
         method.compose(work, tested=True)
         accuracy, valid_loss = network.measure(valid)
         if not math.isfinite(valid_loss):
-            raise Problem(f"training diverged at client {lesson.client}, task {lesson.step}; lower learning_rate")
+            rate = "learning_rate" if plan.optimizer == "adam" else "sgd_rate"
+            raise Problem(f"training diverged at client {lesson.client}, task {lesson.step}; lower {rate}")
         schedule = after_epoch(schedule, valid_loss, plan)
     method.close(client, work)
     client.numbers["schedule"] = schedule

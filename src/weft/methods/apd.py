@@ -88,7 +88,7 @@ class DecomposedWork(Work):
 class APD(Method):
     options_class: ClassVar[type[base.Options]] = Options
     citation: ClassVar[str] = "Yoon et al., Scalable and order-robust continual learning with APD, ICLR 2020"
-    verified: ClassVar[str] = "tests/test_baselines.py: test_apd_is_fedweit_that_sends_nothing"
+    verified: ClassVar[str] = "tests/test_methods.py: test_the_gradients_of_a_step_are_those_of_eq_2"
     composes: ClassVar[bool] = True
     options: Options
 
@@ -257,14 +257,11 @@ class APD(Method):
 
     def size(self, client: State) -> Size:
         """B, and of every task m, A, alpha, biases and head; and each foreign A that any of them uses, once."""
-        needed = list(client.archive.values())
-        if self.options.biases == "shared" and needed:
-            head = tensors.size(client.archive["private/0"])
-            needed.append(client.tensor("private")[: len(client.tensor("private")) - head])
         own = [value for key, value in client.archive.items() if key.startswith("adaptive/")]
         b = client.tensor("base")
         values = int(b.count_nonzero()) + sum(tensors.nonzeros(value) for value in own)
-        return Size(b.nbytes + sum(map(tensors.nbytes, needed)), 4 * values)
+        kept = sum(map(tensors.nbytes, client.archive.values())) + self.biases_size(client)
+        return Size(b.nbytes + kept, 4 * values)
 
     # ---- small parts -------------------------------------------------------------------------------------------------
 

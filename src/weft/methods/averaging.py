@@ -88,3 +88,10 @@ def merge(received: Payload, own: torch.Tensor) -> torch.Tensor:
         return received
     value = received.dense()
     return torch.where(value != 0, value, own)
+
+
+def compact(vector: Payload) -> Payload:
+    """A vector with many zeros as its nonzeros, which travel with an index of at most a byte each."""
+    if isinstance(vector, torch.Tensor) and 2 * int(vector.count_nonzero()) < len(vector):
+        return tensors.Sparse.of(vector)
+    return vector

@@ -119,9 +119,10 @@ class Method:
 
     def first_rate(self, plan: Plan, step: int) -> float:
         """The rate at the start of a task."""
-        if optimizer_of(self, plan) == "adam":
+        if plan.optimizer == "adam":
             return plan.learning_rate
-        return self.sgd_rate if plan.sgd_rate == "auto" else plan.sgd_rate
+        assert plan.sgd_rate != "auto"  # a plan settles it
+        return plan.sgd_rate
 
     # ---- server half, in calling order -------------------------------------------------------------------------------
 
@@ -155,6 +156,7 @@ class Method:
             biases = client.tensor("private")[: len(biases)]
         head = lesson.network.initial_head(generator(lesson.plan.seed, "head", lesson.client, lesson.step))
         client.tensors["private"] = torch.cat([biases, head])
+        client.numbers["shared_biases"] = len(biases) if self.options.biases == "shared" else 0
 
     def store(self, client: State, message: Message) -> None:
         """The part of `receive` that no client may miss, learning or not: what is sent once and never again."""
@@ -212,11 +214,14 @@ class Method:
     def size(self, client: State) -> Size:
         """What must be kept to answer for all tasks."""
         base = client.tensor("base")
-        kept = [value for key, value in client.archive.items() if key.startswith("private/")]
-        if self.options.biases == "shared" and kept:
-            own = len(client.tensor("private")) - tensors.size(kept[-1])  # the biases: once, for all tasks
-            kept.append(client.tensor("private")[:own])
-        return Size(base.nbytes + sum(map(tensors.nbytes, kept)), 4 * int(base.count_nonzero()))
+        heads = [value for key, value in client.archive.items() if key.startswith("private/")]
+        kept = sum(map(tensors.nbytes, heads)) + self.biases_size(client)
+        return Size(base.nbytes + kept, 4 * int(base.count_nonzero()))
+
+    @staticmethod
+    def biases_size(client: State) -> int:
+        """The bytes of biases that all tasks share: once, however many tasks there are."""
+        return 4 * int(client.numbers["shared_biases"])
 
     # ---- shared by the methods ---------------------------------------------------------------------------------------
 
@@ -253,7 +258,3 @@ def in_parts(vector: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
 def initial_body(network: Network, seed: int) -> torch.Tensor:
     """The body that a seed gives; drawn once, so whoever wants to change it copies it first."""
     return network.initial_body(generator(seed, "initial"))
-
-
-def optimizer_of(method: Method | type[Method], plan: Plan) -> Literal["adam", "sgd"]:
-    return method.optimizer if plan.optimizer == "auto" else plan.optimizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pydantic import create_model
 
 from weft.errors import Problem
-from weft.methods.base import Method
+from weft.methods.base import Method, Options
 
 
 def combine(parts: dict[str, type[Method]]) -> tuple[str, type[Method]]:
@@ -19,27 +19,29 @@ def combine(parts: dict[str, type[Method]]) -> tuple[str, type[Method]]:
     order = sorted(parts, key=lambda name: (not parts[name].talks, parts[name].composes, name))
     classes = [parts[name] for name in order]
     name = "+".join(order)
-    options = create_model(
-        "Options",
-        __base__=tuple(kind.options_class for kind in reversed(classes)),  # the learning part's defaults win
-        __doc__=f"Options of {name}.",
-    )
-    talking = classes[0]
+    talking, composes = classes[0], classes[-1].composes
     combined = type(
         "".join(kind.__name__ for kind in classes),
         tuple(classes),
         {
             "__doc__": f"{name}, made of its parts.",
-            "options_class": options,
+            "options_class": _options(name, classes),
             "presets": {},
             "kind": talking.kind,
             "citation": "; ".join(kind.citation for kind in classes),
-            "sends": talking.sends,
+            "sends": tuple(words.replace("theta", "B") if composes else words for words in talking.sends),
             "talks": talking.talks,
-            "verified": "tests/test_baselines.py: test_a_combination_is_both_of_its_parts",
+            "verified": "",
         },
     )
     return name, combined
+
+
+def _options(name: str, classes: list[type[Method]]) -> type[Options]:
+    """The options of all parts; where two have the same, the learning part's default wins."""
+    found = [kind.options_class for kind in reversed(classes)]
+    needed = [one for one in found if not any(issubclass(other, one) and other is not one for other in found)]
+    return create_model("Options", __base__=tuple(dict.fromkeys(needed)), __doc__=f"Options of {name}.")
 
 
 def _check(parts: dict[str, type[Method]]) -> None:
@@ -54,6 +56,18 @@ def _check(parts: dict[str, type[Method]]) -> None:
             "with ewc, stable-sgd or apd"
         )
     composing = [part for part, kind in parts.items() if kind.composes]
-    for kind in parts.values():
+    if len(composing) > 1:
+        raise Problem(f"{name} makes no sense: {' and '.join(composing)} each make theta of parts of their own")
+    for part, kind in parts.items():
         if composing and kind.needs_theta:
             raise Problem(f"{name} makes no sense: {kind.needs_theta}, and {composing[0]} makes theta of several parts")
+        if composing and kind.optimizer == "sgd":
+            raise Problem(
+                f"{name} makes no sense: {part} needs SGD, under which {composing[0]} diverges, "
+                "since its drift and l1 terms are scaled for Adam"
+            )
+    owners: dict[str, str] = {}
+    for part, kind in parts.items():
+        for option in kind.options_class.model_fields.keys() - Options.model_fields.keys():
+            if owners.setdefault(option, part) != part:
+                raise Problem(f"{name} does not work: {owners[option]} and {part} each have an option {option!r}")

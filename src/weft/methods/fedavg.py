@@ -72,16 +72,19 @@ class FedAvg(Method):
     # ---- client half
 
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
+        super().receive(client, message, lesson)
         client.tensors["base"] = merge(message.tensors["global"], client.tensor("base"))
         self.receive_biases(client, message)
         if self.options.keep < 1:
             client.tensors["received"] = client.tensor("base")
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
-        return self.cut(self.shared(client.tensors, lesson.layout), client)
+        return super().contribute(client, lesson) | self.cut(self.shared(client.tensors, lesson.layout), client, lesson)
 
-    def cut(self, values: dict[str, torch.Tensor], client: State) -> dict[str, Payload]:
+    def cut(self, values: dict[str, torch.Tensor], client: State, lesson: Lesson) -> dict[str, Payload]:
         """What is sent of vectors that are called `base` or `.../base`: with keep < 1 the same places of each."""
+        if lesson.plan.precision == "half":  # as it will arrive, since some methods remember what they said
+            values = {name: value.half().float() for name, value in values.items()}
         if self.options.keep == 1:
             return {name: value.clone() for name, value in values.items()}
         moved = (client.tensor("base") - client.tensor("received")).abs()

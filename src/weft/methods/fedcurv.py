@@ -15,7 +15,7 @@ from pydantic import Field
 
 from weft.lazy import lazy
 from weft.methods import base, fedavg
-from weft.methods.averaging import sent, weighted_sum
+from weft.methods.averaging import compact, sent, weighted_sum
 from weft.methods.base import Briefing, Lesson, Work, in_parts
 from weft.methods.ewc import task_information
 from weft.methods.fedavg import FedAvg
@@ -59,7 +59,10 @@ class FedCurv(FedAvg):
 
     def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
         """`counted`: are the client's own u and v in U and V, so that it has to take them out?"""
-        return dict(server.tensors), {"counted": f"client-{client}" in server.numbers["answered"]}
+        said, numbers = super().brief(server, client, step, first, plan)
+        if self.options.keep < 1:
+            said = {key: compact(value) if key.partition("/")[0] in KINDS else value for key, value in said.items()}
+        return said, {**numbers, "counted": f"client-{client}" in server.numbers["answered"]}
 
     def merge_replies(self, server: State, replies: list[Message], weights: list[float]) -> None:
         super().merge_replies(server, replies, weights)
@@ -76,6 +79,8 @@ class FedCurv(FedAvg):
                 others = tensors.dense(value)
                 if message.numbers["counted"]:
                     others = others - tensors.dense(client.tensors[f"own_{key}"])
+                if key.startswith(f"{KINDS[0]}/"):
+                    others = others.clamp(min=0)  # what rounding leaves of U - u where u is all of U
                 client.tensors[f"others_{key}"] = others
 
     def open(self, client: State, lesson: Lesson) -> Work:
@@ -100,6 +105,6 @@ class FedCurv(FedAvg):
         theta = self.shared(client.tensors, lesson.layout)
         own = {f"{KINDS[0]}/{name}": u for name, u in information.items()}
         own |= {f"{KINDS[1]}/{name}": u * theta[name] for name, u in information.items()}
-        said = self.cut(own, client)
+        said = self.cut(own, client, lesson)
         client.tensors |= {f"own_{key}": value for key, value in said.items()}
         return super().contribute(client, lesson) | said

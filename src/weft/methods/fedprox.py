@@ -37,18 +37,20 @@ class FedProx(FedAvg):
 
     def join(self, client: State, lesson: Lesson) -> None:
         super().join(client, lesson)
-        for name, value in self.shared(in_parts(lesson.initial(), lesson.layout), lesson.layout).items():
-            client.tensors[f"anchor/{name}"] = value.clone()
+        self._note(client, self.shared(in_parts(lesson.initial(), lesson.layout), lesson.layout))
 
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
         super().receive(client, message, lesson)
-        for name, value in self.shared(client.tensors, lesson.layout).items():
-            client.tensors[f"anchor/{name}"] = value.clone()
+        self._note(client, self.shared(client.tensors, lesson.layout))
+
+    @staticmethod
+    def _note(client: State, theta_g: dict[str, torch.Tensor]) -> None:
+        client.tensors |= {f"fedprox/{name}": value.clone() for name, value in theta_g.items()}
 
     def open(self, client: State, lesson: Lesson) -> Work:
         work = super().open(client, lesson)
         names, device = self.shared(client.tensors, lesson.layout), lesson.network.vector.device
-        work.constants["anchor"] = {name: client.tensor(f"anchor/{name}").to(device) for name in names}
+        work.constants["fedprox"] = {name: client.tensor(f"fedprox/{name}").to(device) for name in names}
         return work
 
     def penalise(self, work: Work) -> None:
@@ -56,8 +58,8 @@ class FedProx(FedAvg):
         if self.options.mu:
             layout = work.network.layout
             theta, gradient = self.shared(work.variables, layout), self.shared(work.gradients, layout)
-            for name, anchor in work.constants["anchor"].items():
-                proximal_gradient(theta[name], anchor, self.options.mu, gradient[name])
+            for name, theta_g in work.constants["fedprox"].items():
+                proximal_gradient(theta[name], theta_g, self.options.mu, gradient[name])
 
 
 def proximal_gradient(theta: torch.Tensor, theta_g: torch.Tensor, mu: float, by_theta: torch.Tensor) -> None:

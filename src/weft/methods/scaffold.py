@@ -17,8 +17,8 @@ from pydantic import Field, model_validator
 
 from weft.lazy import lazy
 from weft.methods import base, fedavg
-from weft.methods.averaging import Average, sent, weighted_sum
-from weft.methods.base import Lesson, Work, in_parts
+from weft.methods.averaging import Average, compact, sent, weighted_sum
+from weft.methods.base import Briefing, Lesson, Work, in_parts
 from weft.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
@@ -64,6 +64,12 @@ class Scaffold(FedAvg):
         for name, value in self.shared(in_parts(initial, layout), layout).items():
             server.tensors[f"variate/{name}"] = torch.zeros_like(value)
 
+    def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
+        said, numbers = super().brief(server, client, step, first, plan)
+        if self.options.keep < 1:
+            said = {key: compact(value) if key.startswith("variate/") else value for key, value in said.items()}
+        return said, numbers
+
     def merge_replies(self, server: State, replies: list[Message], weights: list[float]) -> None:
         before = self._shared_at(server)
         super().merge_replies(server, replies, weights)
@@ -93,45 +99,47 @@ class Scaffold(FedAvg):
         super().receive(client, message, lesson)
         for name, value in message.tensors.items():
             if name.startswith("variate/"):
-                client.tensors[f"server_{name}"] = value
+                client.tensors[f"server_{name}"] = tensors.dense(value)
 
     def open(self, client: State, lesson: Lesson) -> Work:
         work = super().open(client, lesson)
         names, device = self.shared(client.tensors, lesson.layout), lesson.network.vector.device
-        work.constants["correction"] = {  # c - c_i, the same at every step of the round
+        work.constants["scaffold/correction"] = {  # c - c_i, the same at every step of the round
             name: (client.tensor(f"server_variate/{name}") - client.tensor(f"own_variate/{name}")).to(device)
             for name in names
         }
-        work.constants["start"] = {name: value.to(device, copy=True) for name, value in names.items()}
-        work.constants["rates"] = 0.0
+        work.constants["scaffold/start"] = {name: value.to(device, copy=True) for name, value in names.items()}
+        work.constants["scaffold/rates"] = 0.0
         return work
 
     def penalise(self, work: Work) -> None:
         super().penalise(work)
         if self.options.variates:
             gradients = self.shared(work.gradients, work.network.layout)
-            for name, correction in work.constants["correction"].items():
+            for name, correction in work.constants["scaffold/correction"].items():
                 gradients[name].add_(correction)
 
     def constrain(self, work: Work, rate: float) -> None:
         super().constrain(work, rate)
-        work.constants["rates"] += rate
+        work.constants["scaffold/rates"] += rate
 
     def close(self, client: State, work: Work) -> None:
         super().close(client, work)
-        rates = work.constants["rates"]
+        rates = work.constants["scaffold/rates"]
         if not rates:  # nothing was trained
             return
         theta = self.shared(work.variables, work.network.layout)
-        for name, start in work.constants["start"].items():
+        for name, start in work.constants["scaffold/start"].items():
             change = (start - theta[name]) / rates - tensors.dense(client.tensors[f"server_variate/{name}"]).to(start)
             if not self.options.variates:
                 change = torch.zeros_like(change)
+            if name == "biases":
+                change[work.network.layout.shared_statistics] = 0  # counted and not learned
             client.tensors[f"change/{name}"] = change.cpu()
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         names = self.shared(client.tensors, lesson.layout)
-        said = self.cut({f"variate/{name}": client.tensor(f"change/{name}") for name in names}, client)
+        said = self.cut({f"variate/{name}": client.tensor(f"change/{name}") for name in names}, client, lesson)
         for name in names:  # c_i moves by what was said of it and no more: c stays the mean of all c_i
             own = client.tensor(f"own_variate/{name}")
             client.tensors[f"own_variate/{name}"] = own + tensors.dense(said[f"variate/{name}"])

@@ -77,6 +77,12 @@ class Layout:
     def rows(self) -> int:
         return sum(layer.rows for layer in self.layers)
 
+    @property
+    def shared_statistics(self) -> slice:
+        """Where statistics stand among the biases that tasks share; empty where they are each task's own."""
+        begin, end = (min(place, self.body) - self.weights for place in self.statistics)
+        return slice(begin, end)
+
     def by_layer(self, vector: torch.Tensor) -> Iterator[tuple[Layer, torch.Tensor]]:
         """Each layer with its part of a vector of `weights` values, as a (rows, width) view."""
         for layer in self.layers:

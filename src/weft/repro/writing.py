@@ -181,7 +181,12 @@ def facts_of(table: Table) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 def _flat(plan: Plan) -> dict[str, Any]:
     """What a reader wants to know of a plan, besides method and seed."""
     shown = ("scenario", "clients", "tasks", "network", "rounds_per_task", "epochs_per_round", "clients_per_round")
-    training = ("batch_size", "learning_rate", "measured_model")
+    training = (
+        "batch_size",
+        "optimizer",
+        "learning_rate" if plan.optimizer == "adam" else "sgd_rate",
+        "measured_model",
+    )
     flat = {key: getattr(plan, key) for key in (*shown, *training)}
     for part in PARTS:
         if part != "method":
