@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.data import cache, packing
 from weft.data.packing import Packed
-from weft.data.readers import Damaged
+from weft.data.readers import Damaged, check_mat
 from weft.data.sources import File, Source, source_of
 from weft.errors import Problem
 
@@ -31,6 +31,8 @@ def get(
     `folder` is a user's own copy: pictures by person for FaceScrub, the original files by name for the others.
     """
     source = source_of(name)
+    if any(file.name.endswith(".mat") for file in source.files):
+        check_mat()
     if not source.files:
         if folder is None:
             raise Problem(f"{name} has no public home; weft data get {name} --from FOLDER reads it from your own copy")

@@ -84,12 +84,19 @@ def read_lines(path: Path, member: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip()]
 
 
+def check_mat() -> None:
+    """Can MATLAB files be read? To be asked before hundreds of megabytes are downloaded."""
+    try:
+        import scipy.io  # noqa: F401
+    except ImportError:
+        raise Problem('svhn comes as MATLAB files, which need scipy: pip install "weft[data]"') from None
+
+
 def read_mat(path: Path) -> tuple[Images, Labels]:
     """SVHN's cropped digits: X (row, column, channel, count) and y, in which the digit 0 is called 10."""
-    try:
-        from scipy.io import loadmat
-    except ImportError:
-        raise Problem(f'{path.name} is a MATLAB file, which needs scipy: pip install "weft[data]"') from None
+    check_mat()
+    from scipy.io import loadmat
+
     try:
         found = loadmat(path, variable_names=["X", "y"])
         images, labels = found["X"], found["y"].reshape(-1)
