@@ -196,6 +196,27 @@ def test_a_penalty_on_all_that_is_shared_does_not_move_statistics(method):
     assert begin < end
 
 
+@pytest.mark.parametrize("method", ["fedweit", "apd"])
+def test_statistics_are_counted_anew_when_a_task_is_put_away(method):
+    """A is cut to its largest values then: what was counted with all of A is not the mean of what comes now."""
+    finished = Run(plan_of("Normed", method=method, method__adaptive_keep=0.02, rounds_per_task=4)).go()
+    for step in (0, 1):
+        network, train = finished.world.lesson(0, step).network, finished.world.batches(0, step, "train")
+        theta = finished.theta(0, step)
+        if step == 1:  # of the last task: B has not changed since
+            begin, end = network.layout.statistics
+            for _ in range(40):
+                network.recount(train.in_order(10))
+            torch.testing.assert_close(network.vector[begin:end], theta[begin:end], rtol=0.1, atol=0.05)
+            held = theta.clone()
+            held[begin:end] = finished.clients[0].tensor("private")[
+                begin - network.layout.weights : end - network.layout.weights
+            ]
+            assert not torch.allclose(
+                held[begin:end], theta[begin:end], rtol=0.1, atol=0.05
+            )  # as trained, with all of A
+
+
 def test_shared_statistics_are_averaged_and_own_ones_stay():
     sent = {
         where: Run(plan_of("Normed", method="fedavg", network__statistics=where)).go() for where in ("own", "shared")

@@ -217,10 +217,10 @@ class FedWeIT(APD):
         return {"base": tensors.Rows.of(value, layout.segments, kept), **biases}
 
     def finish(self, client: State, lesson: Lesson) -> None:
-        super().finish(client, lesson)
         if client.numbers["foreign"]:
             client.archive[f"attention/{lesson.step}"] = client.tensor("attention")
         client.numbers[f"foreign/{lesson.step}"] = client.numbers["foreign"]
+        super().finish(client, lesson)
 
     def give(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         return {"adaptive": client.archive[f"adaptive/{lesson.step}"]}

@@ -15,7 +15,7 @@ behind it where each task has its `own`, and belong to the body, as its last par
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -195,6 +195,14 @@ class Network:
         self.hold_statistics()
         self._keep_statistics()
         return loss.item()
+
+    @torch.no_grad()
+    def recount(self, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Statistics counted anew for the weights as they are: forward passes as in training, and nothing learned."""
+        with self._learning(dropout=0.0):
+            for images, _ in batches:
+                self.body(images)
+        self._keep_statistics()
 
     def hold_statistics(self) -> None:
         """Counted and not learned: a penalty on all that is shared must not move them."""
