@@ -32,9 +32,9 @@ pytest_plugins = ["cli_helpers"]
 
 COMMANDS = {
     "demo": ["--seed", "--workers"],
-    "run": ["PLAN", "KEY=VALUE", "--out", "--workers", "--seeds", "--memory", "--save-every"],
-    "resume": ["DIR", "--workers", "--memory", "--save-every"],
-    "show": ["DIR", "--json"],
+    "run": ["PLAN", "KEY=VALUE", "--out", "--workers", "--seeds", "--memory", "--save-every", "--data-dir"],
+    "resume": ["DIR", "--workers", "--memory", "--save-every", "--data-dir"],
+    "show": ["DIR|SCENARIO", "KEY=VALUE", "--picture", "--data-dir", "--json"],
     "compare": ["DIR", "--json"],
     "repro": ["NAME", "--seeds", "--first-seed", "--only", "--out", "--runs", "--workers", "--json"],
     "list": ["methods|scenarios|networks|plans|tables", "--json"],
@@ -101,6 +101,7 @@ def test_every_command_is_tested_here():
         warnings.simplefilter("ignore", DeprecationWarning)  # typer asks click for names that click wants to give up
         from weft.cli import app
     assert {one.name for one in app.registered_commands} == set(COMMANDS)
+    assert [one.name for one in app.registered_groups] == ["data"]  # test_cli_data.py
 
 
 # ---- list ------------------------------------------------------------------------------------------------------------

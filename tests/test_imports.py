@@ -145,8 +145,14 @@ def test_a_network_knows_no_method(module):
 
 @pytest.mark.parametrize("module", under("weft.scenarios"))
 def test_a_scenario_is_pure_data(module):
-    allowed = ("weft.scenarios", "weft.errors", "weft.randomness", "weft.lazy")
+    allowed = ("weft.scenarios", "weft.errors", "weft.randomness", "weft.lazy", "weft.data")
     assert named(of(module), "weft") == named(of(module), *allowed)
+    assert not named(of(module), "torch")
+
+
+@pytest.mark.parametrize("module", under("weft.data"))
+def test_data_knows_no_learning(module):
+    assert named(of(module), "weft") == named(of(module), "weft.data", "weft.errors")
     assert not named(of(module), "torch")
 
 
@@ -202,7 +208,7 @@ def test_the_command_line_loads_no_torch():
     ways = loaded_by(*roots)
     assert "weft.errors" in ways
     assert "numpy" in ways
-    for heavy in ("torch", "safetensors", "pandas", "matplotlib"):
+    for heavy in ("torch", "safetensors", "pandas", "matplotlib", "pooch", "requests", "scipy", "PIL"):
         found = [" -> ".join(way) for module, way in ways.items() if module.split(".")[0] == heavy]
         assert not found
 
@@ -319,6 +325,7 @@ def test_an_example_stands_alone():
 def test_only_known_packages_are_used():
     """What pyproject names, and the standard library; anything else would fail on a fresh machine."""
     allowed = {"weft", "torch", "numpy", "safetensors", "pydantic", "typer", "click", "rich", "filelock", "pandas"}
+    allowed |= {"pooch", "requests", "PIL", "scipy"}
     used = {one.split(".")[0] for module in MODULES for one in of(module)}
     assert used - set(sys.stdlib_module_names) <= allowed
 
@@ -330,4 +337,4 @@ def test_every_package_that_is_used_is_named_in_pyproject():
     extras = [name for names in project.get("optional-dependencies", {}).values() for name in names]
     named_there = {word.split(">")[0].split("=")[0].split("[")[0] for word in [*project["dependencies"], *extras]}
     used = {one.split(".")[0] for module in MODULES for one in of(module)} - set(sys.stdlib_module_names) - {"weft"}
-    assert used <= named_there
+    assert {"pillow" if name == "PIL" else name for name in used} <= {name.lower() for name in named_there}

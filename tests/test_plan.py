@@ -441,3 +441,32 @@ def test_a_problem_is_what_the_package_exports():
     assert issubclass(weft.Problem, Exception)
     with pytest.raises(weft.Problem):
         weft.Plan(nonsense=1)
+
+
+# ---- scale -----------------------------------------------------------------------------------------------------------
+
+
+def test_small_lowers_what_is_larger():
+    plan = Plan.merge({"clients": 20, "tasks": 3, "scale": "small"})
+    assert (plan.clients, plan.tasks, plan.rounds_per_task) == (5, 3, 8)
+    assert Plan.merge({"clients": 20}, ["scale=small"]).clients == 5
+    assert Plan.merge({"clients": 20, "scale": "paper"}).clients == 20
+    assert Plan(scale="small", clients=20).clients == 5
+    assert Plan.merge({"scale": "small"}, ["scale=paper"]).rounds_per_task == 20
+
+
+def test_words_win_over_small():
+    plan = Plan.merge({"clients": 20}, ["scale=small", "clients=7", "rounds_per_task=20"])
+    assert (plan.clients, plan.tasks, plan.rounds_per_task) == (7, 5, 20)
+
+
+def test_a_plan_with_scale_is_read_as_it_was_written(tmp_path):
+    plan = Plan.merge({}, ["scale=small", "rounds_per_task=20"])
+    (tmp_path / "plan.toml").write_text(plan.toml())
+    assert Plan.load(tmp_path / "plan.toml") == plan
+    assert plan.rounds_per_task == 20
+
+
+def test_small_leaves_mistakes_to_be_told():
+    with pytest.raises(Problem, match="clients: input should be a valid integer, not 'many'"):
+        Plan.merge({"clients": "many", "scale": "small"})

@@ -22,7 +22,8 @@ import typer.core
 from rich.console import Console
 from rich.padding import Padding
 
-from weft import listing, repro, screens
+from weft import cli_data, listing, repro, scenarios, screens
+from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
@@ -46,6 +47,7 @@ app = typer.Typer(
     help="Federated continual learning: many clients, each learning its own tasks, that help one another.\n\n"
     "Start with `weft demo`. Then: weft run demo method=fedavg clients=3 seed=1",
 )
+app.add_typer(cli_data.app, name="data")
 out = Console()
 notes = Console(stderr=True)
 
@@ -105,6 +107,7 @@ def run_command(
     seeds: Annotated[int, typer.Option(min=1, help="Run so many seeds, counting up from the plan's.")] = 1,
     memory: Memory = None,
     save_every: SaveEvery = SAVE_EVERY,
+    data_dir: DataDir = None,
 ) -> None:
     """Run a plan: weft run demo method=fedavg seed=5 --workers 2
 
@@ -131,6 +134,7 @@ def resume_command(
     workers: Workers = None,
     memory: Memory = None,
     save_every: SaveEvery = SAVE_EVERY,
+    data_dir: DataDir = None,
 ) -> None:
     """Go on with a run that was stopped, killed or crashed; the result is the same as without the stop."""
     if is_over(folder):
@@ -143,10 +147,22 @@ def resume_command(
 
 @app.command("show")
 def show_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR|SCENARIO", help="A run folder, or a scenario's name.")],
+    words: Words = None,
+    picture: Annotated[Path | None, typer.Option(help="A PNG file for samples of a scenario.")] = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run did: its result, every client's accuracy matrix, and what crossed the wire."""
+    """What a run did: its result, every client's accuracy matrix, and what crossed the wire.
+
+    Of a scenario: what each client learns in which order. weft show glyphs clients=3 --picture glyphs.png
+    """
+    if not folder.is_dir() and str(folder) in (*scenarios.SCENARIOS, *ready_plans()):
+        _show_scenario(str(folder), words or [], picture, as_json)
+        return
+    if words or picture:
+        given = " ".join([*(words or []), *(["--picture"] if picture else [])])
+        raise Problem(f"{folder} is no scenario, and {given} is for one of those: {', '.join(scenarios.SCENARIOS)}")
     from weft.ledger import Entry, by
 
     summary = read_summary(folder)
@@ -162,6 +178,23 @@ def show_command(
     for client, rows in accuracy_matrices(folder).items():
         out.print(screens.matrix(client, rows))
     out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "part")))
+
+
+def _show_scenario(name: str, words: list[str], picture: Path | None, as_json: bool) -> None:
+    """By the ready plan of that name, if there is one: it knows how many clients and tasks are usual."""
+    from weft import sheet
+
+    ready = ready_plans().get(name)
+    plan = Plan.load(ready, words) if ready else Plan.merge({"scenario": name}, words)
+    scenario = scenarios.of(plan)
+    if picture is not None:
+        sheet.draw_sheet(scenario, picture)
+    if as_json:
+        _print_json(sheet.contents(scenario))
+        return
+    out.print(screens.scenario(sheet.contents(scenario)))
+    if picture is not None:
+        _say(out, str(picture))
 
 
 @app.command("compare")
@@ -201,6 +234,7 @@ def repro_command(
     out_folder: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("results"),
     runs: Annotated[Path | None, typer.Option(help="Where the run folders go; else runs/repro/NAME.")] = None,
     workers: Workers = None,
+    data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a table: run what is missing of it, go on with what was stopped, and write NAME.csv, .md and .tex.

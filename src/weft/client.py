@@ -42,9 +42,7 @@ class World:
 
     def __init__(self, plan: Plan):
         self.plan = plan
-        self.scenario: Scenario = scenarios.build(
-            plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed
-        )
+        self.scenario: Scenario = scenarios.of(plan)
         self.method: Method = methods.load(plan.method, plan.method_options)
         self.device = pick_device(plan.device)
         # training images are asked for again in every round of a task, test images after every later task

@@ -9,7 +9,7 @@ from typing import Any
 from weft import methods, networks, repro, scenarios
 from weft.plan import Plan, ready_plans
 
-BELOW = ("citation", "verified", "options", "presets")  # too long for a column: shown below the table
+BELOW = ("citation", "verified", "options", "presets", "command")  # too long for a column: shown below the table or not
 
 Entry = dict[str, Any]
 
@@ -21,7 +21,7 @@ def below(kind: str, entry: Entry) -> list[str]:
         lines.append(entry["citation"])
         lines.append(f"verified by {entry['verified']}" if entry["verified"] else "not verified")
         lines += [f"preset {entry['name']}@{preset}: not verified" for preset in entry["presets"]]
-    if "options" in entry:
+    if entry.get("options"):
         part = kind.removesuffix("s")
         words = [
             f"{part}.{key}" + ("" if value is None else f"={json.dumps(value)}")

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -25,6 +25,7 @@ from weft import methods, named, networks, scenarios
 from weft.errors import Problem, nearest
 
 PARTS = ("method", "network", "scenario")
+SMALL = {"clients": 5, "tasks": 5, "rounds_per_task": 8}  # what scale = "small" leaves of a plan
 
 
 class Plan(BaseModel):
@@ -67,6 +68,7 @@ class Plan(BaseModel):
 
     def __init__(self, **given: Any):
         given = gather({key: in_words(value) if key in PARTS else value for key, value in given.items()})
+        given = scaled(given)
         name, _, preset = str(given.get("method", "")).partition("@")
         if preset:  # what is given wins over the preset
             below = gather(methods.preset_of(name, preset))
@@ -146,7 +148,7 @@ class Plan(BaseModel):
                 old = merged.get(key)
                 merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
         merged["method"] = chosen
-        plan = cls(**merged)
+        plan = cls(**scaled(merged, keep=top))
         for key, optimizer, right in (("learning_rate", "sgd", "sgd_rate"), ("sgd_rate", "adam", "learning_rate")):
             if key in top and plan.optimizer == optimizer:  # in a plan's file it may be meant for another method
                 raise Problem(f"{key} does nothing here: {plan.method} trains with {optimizer}; set {right}")
@@ -183,6 +185,25 @@ def gather(given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             result[key] = value
     return result
+
+
+def scaled(given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
+    """A plan without the word `scale`: "small" lowers what is above SMALL, but for the keys to keep.
+
+    The word itself is no part of a plan: what it did stands there, so that a run's plan is read as it was written.
+
+    >>> scaled({"scale": "small", "clients": 20, "tasks": 3, "seed": 1}, keep=["tasks"])
+    {'clients': 5, 'tasks': 3, 'seed': 1, 'rounds_per_task': 8}
+    """
+    rest = {key: value for key, value in given.items() if key != "scale"}
+    scale = given.get("scale", "paper")
+    if scale not in ("paper", "small"):
+        raise Problem(f"scale: choose paper or small, not {scale!r}")
+    if scale == "small":
+        for key in (key for key in SMALL if key not in keep):
+            value = rest.get(key, Plan.model_fields[key].default)
+            rest[key] = min(value, SMALL[key]) if isinstance(value, int) else value  # what is no number is told later
+    return rest
 
 
 def without_owner(given: dict[str, Any], name: str, method: bool) -> dict[str, Any]:
@@ -256,6 +277,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     key = prefix + ".".join(place)
     if first["type"] == "extra_forbidden":
         known = [prefix + name for name in model.model_fields if not name.endswith("_options")]
+        known += [] if prefix else ["scale"]
         return f"unknown key {key}; {nearest(key, known)}"
     # a union gives a fault for each of its branches: "a valid integer" and "'all'"
     said = [fault["msg"].removeprefix("Value error, ") for fault in faults if fault["loc"][:1] == first["loc"][:1]]

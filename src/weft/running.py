@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from weft import metrics
+from weft import metrics, scenarios
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
@@ -39,6 +39,7 @@ def run(
     a bit of the result.
     """
     check_resources(workers, memory, save_every)
+    scenarios.of(plan)  # a dataset that is missing is told before there is a folder
     record = Record.create(fresh_folder(plan) if out is None else Path(out), plan)
     return _work(record, workers, memory, save_every, screen)
 

@@ -16,6 +16,8 @@ from weft.metrics import Spread, spread
 from weft.plan import Plan
 
 TRAFFIC = ("bytes", "nonzeros", "dense_bytes")
+SIZES = ("train", "test", "valid")
+MOST_LINES = 60  # of a scenario's tasks
 LONG = 20.0  # seconds: a run that is expected to take longer is announced
 
 
@@ -208,6 +210,28 @@ def traffic(sums: Mapping[tuple[str | int, ...], Any]) -> Table:
     for (direction, part), total in sums.items():
         table.add_row(str(direction), str(part), f"{total.bytes:,}", f"{total.nonzeros:,}")
     return table
+
+
+def scenario(contents: Mapping[str, Any]) -> Group:
+    """What each client learns in which order: a line a task, of as many clients as fit in some screens."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for heading in ("client", "task", "name", "classes"):
+        table.add_column(heading, overflow="fold")
+    for heading in SIZES:
+        table.add_column(heading, justify="right", no_wrap=True)
+    sequences = contents["sequences"]
+    shown = max(1, MOST_LINES // contents["tasks"])
+    for client, sequence in enumerate(sequences[:shown]):
+        for step, task in enumerate(sequence):
+            counts = [f"{task['sizes'][part]:,}" for part in SIZES]
+            table.add_row(str(client), str(step), task["name"], ", ".join(task["classes"]), *counts)
+        table.add_section()
+    total = {part: sum(task["sizes"][part] for own in sequences for task in own) for part in SIZES}
+    lines = [f" {contents['scenario']}: {len(sequences)} clients x {contents['tasks']} tasks"]
+    lines.append(" images, all together: " + ", ".join(f"{count:,} {part}" for part, count in total.items()))
+    if len(sequences) > shown:
+        lines.append(f" the first {shown} clients are shown; --json has all of them")
+    return Group(table, *lines)
 
 
 def listing(entries: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:

@@ -60,7 +60,12 @@ class ScenarioModule(Protocol):
     def build(self, options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario: ...
 
 
-SCENARIOS = {"glyphs": "weft.scenarios.glyphs"}
+SCENARIOS = {
+    "glyphs": "weft.scenarios.glyphs",
+    "overlapped-cifar100": "weft.scenarios.overlapped_cifar100",
+    "noniid-50": "weft.scenarios.noniid_50",
+    "noniid-35": "weft.scenarios.noniid_35",
+}
 
 
 def module_of(name: str) -> ScenarioModule:
@@ -73,3 +78,22 @@ def module_of(name: str) -> ScenarioModule:
 def build(name: str, options: dict[str, object], clients: int, tasks: int, seed: int) -> Scenario:
     module = module_of(name)
     return module.build(module.Options.model_validate(options), clients, tasks, seed)
+
+
+class Planned(Protocol):
+    """What a plan says about its scenario."""
+
+    @property
+    def scenario(self) -> str: ...
+    @property
+    def scenario_options(self) -> dict[str, object]: ...
+    @property
+    def clients(self) -> int: ...
+    @property
+    def tasks(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def of(plan: Planned) -> Scenario:
+    return build(plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed)

@@ -1,0 +1,148 @@
+"""`weft data` and `weft show SCENARIO` as a person meets them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from cli_helpers import assert_one_line, copy
+from data_helpers import encoded, random_images
+from PIL import Image
+
+from weft import scenarios
+from weft.data.sources import SOURCES
+
+pytest_plugins = ["cli_helpers", "data_helpers"]
+
+
+def assert_readable(text: str) -> None:
+    assert "…" not in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize("name", ["list", "get", "verify", "where"])
+def test_help(command, name):
+    assert name in command("data", "--help").out
+    outcome = command("data", name, "--help")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert_readable(outcome.out)
+    assert "--data-dir" in outcome.out
+
+
+def test_list(command, small_cache):
+    outcome = command("data", "list", "--data-dir", small_cache)
+    assert (outcome.code, outcome.err) == (0, "")
+    for name in SOURCES:
+        assert re.search(rf"\b{name}\b.*yes", outcome.out)
+    assert str(small_cache) in outcome.out
+
+
+def test_list_as_json(command, tmp_path):
+    listed = json.loads(command("data", "list", "--json", WEFT_DATA=str(tmp_path)).out)
+    assert [entry["name"] for entry in listed] == list(SOURCES)
+    assert {entry["there"] for entry in listed} == {"no"}
+    files = [file for entry in listed for file in entry["files"]]
+    assert {file["checksum"].split()[0] for file in files} == {"published", "none"}
+
+
+def test_where(command, tmp_path):
+    assert command("data", "where", WEFT_DATA=str(tmp_path)).out == f"{tmp_path}\n"
+    other = command("data", "where", "--json", "--data-dir", tmp_path / "other", WEFT_DATA=str(tmp_path)).out
+    assert json.loads(other) == {"folder": str(tmp_path / "other"), "there": []}
+
+
+def test_verify(command, tmp_path, small_cache):
+    folder = copy(small_cache, tmp_path / "cache")
+    assert command("data", "verify", "--data-dir", folder).out.count("good") == 8
+    blob = bytearray((folder / "svhn.npz").read_bytes())
+    blob[4000] ^= 1
+    (folder / "svhn.npz").write_bytes(blob)
+    outcome = command("data", "verify", "--data-dir", folder)
+    assert outcome.code == 2
+    assert outcome.err.count("\n") == 1
+    assert "svhn.npz" in outcome.err
+    assert "weft data get svhn --again" in outcome.err
+    listed = command("data", "verify", "--json", "--data-dir", folder)
+    assert listed.code == 2
+    assert [entry["name"] for entry in json.loads(listed.out) if not entry["good"]] == ["svhn"]
+    assert_one_line(command("data", "verify", "--data-dir", tmp_path / "none"), "there is no dataset", "weft data get")
+
+
+def test_faces_of_ones_own(command, tmp_path):
+    for person in ("Ann", "Bob"):
+        (tmp_path / "faces" / person).mkdir(parents=True)
+        for number in range(3):
+            blob = encoded(random_images(1, 40, 40, 3)[0], "JPEG")
+            (tmp_path / "faces" / person / f"{number}.jpg").write_bytes(blob)
+    words = ("data", "get", "facescrub", "--from", tmp_path / "faces", "--data-dir", tmp_path / "cache")
+    outcome = command(*words)
+    assert outcome.code == 0, outcome
+    assert "facescrub: 6 images" in outcome.out
+    assert "2 people" in outcome.out
+    assert "is there" in command(*words).out
+    assert "6 images" in command(*words, "--again").out
+
+
+MISTAKES = {
+    "no such dataset": (["data", "get", "cifar-100"], ["did you mean cifar100?"]),
+    "nothing to get": (["data", "get"], ["NAME"]),
+    "faces from nowhere": (["data", "get", "facescrub"], ["no public home", "--from FOLDER"]),
+    "faces from no folder": (["data", "get", "facescrub", "--from", "nothing"], ["nothing is no folder"]),
+    "two from one folder": (["data", "get", "mnist", "svhn", "--from", "."], ["one dataset"]),
+    "a file that is not there": (["data", "get", "svhn", "--from", "."], ["train_32x32.mat", "is not there"]),
+    "no data for a run": (["run", "overlapped-cifar100"], ["cifar100.npz", "weft data get cifar100"]),
+    "no data to show": (["show", "noniid-35"], ["weft data get"]),
+    "too many tasks": (["run", "noniid-35", "tasks=8"], ["1 to 5 clients and 1 to 7 tasks"]),
+    "no such scale": (["run", "noniid-35", "scale=tiny"], ["choose paper or small, not 'tiny'"]),
+    "nearly scale": (["run", "noniid-35", "scal=small"], ["did you mean scale?"]),
+    "words for no scenario": (["show", "nothing", "clients=3"], ["nothing is no scenario", "glyphs"]),
+    "a picture of nothing": (["show", "nothing", "--picture", "a.png"], ["nothing is no scenario"]),
+    "neither run nor scenario": (["show", "nothing"], ["nothing is not a run folder"]),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path, command, case):
+    words, said = MISTAKES[case]
+    (tmp_path / "here").mkdir()
+    assert_one_line(command(*words, cwd=tmp_path / "here", WEFT_DATA=str(tmp_path / "cache")), *said)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    assert not list((tmp_path / "here").iterdir())
+
+
+@pytest.mark.parametrize("name", scenarios.SCENARIOS)
+def test_show_a_scenario(command, small_cache, name):
+    outcome = command("show", name, "--data-dir", small_cache)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert_readable(outcome.out)
+    assert f"{name}: 5 clients" in outcome.out
+    found = json.loads(command("show", name, "seed=1", "--json", "--data-dir", small_cache).out)
+    assert len(found["sequences"]) == found["clients"] == 5
+    assert set(found["sequences"][0][0]) == {"name", "dataset", "classes", "sizes"}
+
+
+def test_many_clients_are_cut_short(command, small_cache):
+    outcome = command("show", "tasks-20", "--data-dir", small_cache)
+    assert "the first 3 clients are shown" in outcome.out
+    assert "5 clients x 20 tasks" in outcome.out
+
+
+def test_a_picture_of_samples(command, tmp_path):
+    picture = tmp_path / "glyphs.png"
+    outcome = command("show", "glyphs", "clients=2", "tasks=3", "--picture", picture)
+    assert outcome.code == 0, outcome
+    assert outcome.out.splitlines()[-1] == str(picture)
+    with Image.open(picture) as image:
+        assert image.format == "PNG"
+        assert image.width > 3 * 5 * 32
+        assert len(image.getcolors(1 << 20)) > 1000
+    assert_one_line(command("show", "glyphs", "tasks=1", "--picture", tmp_path / "no" / "a.png"), "cannot be written")
+
+
+def test_a_folder_comes_before_a_scenario_of_its_name(command, tmp_path, finished):
+    copy(finished, tmp_path / "glyphs")
+    assert "what crossed the wire" in command("show", "glyphs", cwd=tmp_path).out
+    Path(tmp_path / "noniid-35").mkdir()
+    assert_one_line(command("show", "noniid-35", cwd=tmp_path), "noniid-35 is not a run folder")
