@@ -658,7 +658,8 @@ def test_sections_of_a_plan_hold_for_the_parts_of_a_combination():
         ("scaffold+apd", "diverges"),
         ("fedprox+ewcc", "there is no method 'ewcc'; did you mean ewc"),
         ("fedprox+ewc@paper", "has no preset 'paper'"),
-        ("+ewc", "there is no method ''"),
+        ("+ewc", "the name of a method is missing"),
+        ("fedweit@paper+ewc", "a preset stands alone"),
     ],
 )
 def test_a_pair_that_makes_no_sense_is_told_why(name, why):

@@ -205,7 +205,7 @@ def test_compare(command, finished, finished_fedavg, finished_stl):
         assert screens.size(summary["model_size_bytes"]) in row
         assert screens.size(summary["traffic"]["c2s"]["bytes"]) in row or summary["method"] == "stl"
         assert f"{summary['seconds']:.1f}" in row
-    for heading in ("method", "accuracy", "forgets", "up", "down", "model", "seconds"):
+    for heading in ("method", "accuracy", "forgets", "up", "down", "model", "time"):
         assert heading in outcome.out
 
 

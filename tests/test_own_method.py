@@ -126,6 +126,7 @@ def test_the_run_folder_has_a_short_name():
         (f"{FILE}:Anchord", "has no Anchord; did you mean Anchored"),
         (f"{FILE}:Lesson.initial", "is no method"),
         ("nowhere.py:Anchored", "nowhere.py"),
+        (FILE, "name the class in it too"),
         ("no_such_package:Anchored", "no_such_package"),
     ],
 )
@@ -133,6 +134,25 @@ def test_what_is_no_method_is_refused(name, why):
     with pytest.raises(weft.Problem, match=why) as caught:
         tiny(method=name)
     assert "\n" not in str(caught.value)
+
+
+def test_a_relative_file_is_found_again_from_another_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    plan = tiny(method="fedavg+examples/add_a_method.py:Anchored")
+    assert plan.method == f"fedavg+{ANCHORED}"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(plan.toml())
+    assert weft.Plan.load(tmp_path / "plan.toml").method == plan.method
+
+
+def test_whose_option_it_is():
+    with pytest.raises(weft.Problem, match=r"unknown key method\.mu; .*method\.keep.*is an option of fedprox"):
+        tiny(method="fedavg", method__mu=1.0)
+
+
+def test_apd_needs_adam():
+    with pytest.raises(weft.Problem, match="needs Adam"):
+        tiny(method="apd", optimizer="sgd")
 
 
 def test_its_options_are_checked():

@@ -145,6 +145,16 @@ def test_modules_make_the_same_in_every_process():
 # ---- whole runs
 
 
+def test_a_network_that_does_not_work_leaves_no_folder(tmp_path):
+    file = tmp_path / "bad.py"
+    file.write_text(
+        "from torch import nn\n\n\nclass Bad(nn.Module):\n    def forward(self, images):\n        return images\n"
+    )
+    with pytest.raises(Problem, match="wanted are features"):
+        weft.run(weft.Plan.merge({"network": f"{file}:Bad"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def plan_of(name, **changed):
     words = {key: value for key, value in TINY.items() if not key.startswith("network.")}
     return weft.Plan.merge({**words, "network": own(name), **{key.replace("__", "."): v for key, v in changed.items()}})

@@ -15,8 +15,10 @@ class Problem(Exception):  # noqa: N818 - it is read by people, to whom it is a 
     """Something that the user can mend; the text is one line and says how."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     """A hint that names the known word nearest to `word`, or all of them if none is near.
+
+    `prefix` goes before every name that is shown; it is no part of the comparison, since all share it.
 
     >>> nearest("round_per_task", ["rounds_per_task", "seed"])
     'did you mean rounds_per_task?'
@@ -25,4 +27,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"choose one of: {', '.join(names)}"
+    if close:
+        return f"did you mean {prefix}{close[0]}?"
+    return f"choose one of: {', '.join(prefix + name for name in names)}"

@@ -87,7 +87,9 @@ class Plan(BaseModel):
                 f"clients_per_round is {self.clients_per_round} but there are {self.clients} clients; "
                 f"choose 1 to {self.clients}, or all"
             )
-        object.__setattr__(self, "method", methods.canonical(self.method))  # fedprox+ewc and ewc+fedprox are one plan
+        # fedprox+ewc and ewc+fedprox are one plan; and a file is found again from any folder
+        object.__setattr__(self, "method", methods.canonical("+".join(map(absolute, self.method.split("+")))))
+        object.__setattr__(self, "network", absolute(self.network))
         self._settle_optimizer()
         for part, options in (
             ("method", methods.options_of(self.method)),
@@ -107,6 +109,10 @@ class Plan(BaseModel):
         method = methods.class_of(self.method)
         if self.optimizer == "adam" and method.optimizer == "sgd":
             raise Problem(f"{self.method} needs SGD; leave optimizer=auto, and set its rate with sgd_rate")
+        if self.optimizer == "sgd" and method.composes:
+            raise Problem(
+                f"{self.method} needs Adam, for which its drift and l1 terms are scaled; leave optimizer=auto"
+            )
         if self.optimizer == "auto":
             object.__setattr__(self, "optimizer", method.optimizer)
         if self.optimizer == "sgd" and self.sgd_rate == "auto":
@@ -213,12 +219,19 @@ def without_owner(given: dict[str, Any], name: str, method: bool) -> dict[str, A
         owner, dot, option = key.rpartition(".")
         if dot and owner in methods.parts_of(name):
             if method and option not in methods.options_of(owner).model_fields:
-                raise Problem(f"unknown key method.{key}; {nearest(option, methods.options_of(owner).model_fields)}")
+                fields = methods.options_of(owner).model_fields
+                raise Problem(f"unknown key method.{key}; {nearest(option, fields, f'method.{owner}.')}")
             key = option
         if key in found and found[key] != value:
             raise Problem(f"{key} is given twice, as {found[key]!r} and as {value!r}; give it once")
         found[key] = value
     return found
+
+
+def absolute(name: str) -> str:
+    """`file.py:Name` with the whole path of the file; any other name as it is."""
+    place, colon, what = name.rpartition(":")
+    return f"{Path(place).resolve()}:{what}" if colon and place.endswith(".py") else name
 
 
 def in_words(part: Any) -> Any:
@@ -276,9 +289,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     place = [str(part) for part in first["loc"] if not str(part).startswith(kinds)]
     key = prefix + ".".join(place)
     if first["type"] == "extra_forbidden":
-        known = [prefix + name for name in model.model_fields if not name.endswith("_options")]
-        known += [] if prefix else ["scale"]
-        return f"unknown key {key}; {nearest(key, known)}"
+        known = [name for name in model.model_fields if not name.endswith("_options")]
+        return f"unknown key {key}; {nearest(key.removeprefix(prefix), known, prefix)}{owner_of(key)}"
     # a union gives a fault for each of its branches: "a valid integer" and "'all'"
     said = [fault["msg"].removeprefix("Value error, ") for fault in faults if fault["loc"][:1] == first["loc"][:1]]
     given = "" if first["type"] == "missing" else f", not {first['input']!r}"
@@ -286,6 +298,16 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         [said[0][0].lower() + said[0][1:], *(more.removeprefix("Input should be ") for more in said[1:])]
     )
     return f"{key}: {words}{given}"
+
+
+def owner_of(key: str) -> str:
+    """Whose option it is, if it is one of another method's: ` (method.mu is an option of fedprox)`."""
+    owners = [name for name in methods.METHODS if key.removeprefix("method.") in _fields(name)]
+    return f" ({key} is an option of {', '.join(owners)})" if key.startswith("method.") and owners else ""
+
+
+def _fields(name: str) -> Iterable[str]:
+    return methods.options_of(name).model_fields
 
 
 def _literal(value: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from weft import metrics, scenarios
+from weft import methods, metrics, networks, scenarios
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
@@ -39,7 +39,9 @@ def run(
     a bit of the result.
     """
     check_resources(workers, memory, save_every)
-    scenarios.of(plan)  # a dataset that is missing is told before there is a folder
+    scenarios.of(plan)  # a dataset that is missing is told before there is a folder ...
+    if ":" in plan.network:  # ... and so is a network of somebody's own that does not work
+        networks.build(plan.network, plan.network_options, heads=(2,))
     record = Record.create(fresh_folder(plan) if out is None else Path(out), plan)
     return _work(record, workers, memory, save_every, screen)
 
@@ -73,8 +75,7 @@ def is_over(folder: Path) -> bool:
 
 def fresh_folder(plan: Plan) -> Path:
     """runs/NAME-METHOD-sSEED, with a number behind it if that is taken."""
-    method = "+".join(part.rpartition(":")[2] for part in plan.method.split("+"))  # file.py:Name is Name
-    name = f"{plan.name}-{method}-s{plan.seed}"
+    name = f"{plan.name}-{methods.short(plan.method)}-s{plan.seed}"
     candidate, count = Path("runs") / name, 1
     while candidate.exists():
         count += 1

@@ -12,6 +12,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from weft.methods import short
 from weft.metrics import Spread, spread
 from weft.plan import Plan
 
@@ -109,18 +110,18 @@ def comparison(
     """
     models = {"own": "the client's own after its last epoch", "global": "after the next theta_G"}
     measured = " / ".join(models[which] for which in sorted({summary["measured_model"] for summary in summaries}))
-    labels = [str(summary["method"]) for summary in summaries]
+    labels = [short(str(summary["method"])) for summary in summaries]
     if len(set(labels)) < len(labels):
-        labels = [f"{summary['method']} s{summary['seed']}" for summary in summaries]
+        labels = [f"{short(str(summary['method']))} s{summary['seed']}" for summary in summaries]
     if len(set(labels)) < len(labels) and names is not None:
         labels = list(names)
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("run" if labels == names else "method", overflow="fold")  # two lines, before any number is cut
-    for heading in ("accuracy", "forgets", "up", "down", "model", "paper's", "seconds"):
+    for heading in ("accuracy", "forgets", "up", "down", "model", "paper's", "time"):
         table.add_column(heading, justify="right", no_wrap=True)
     for label, summary in zip(labels, summaries, strict=True):
         table.add_row(
-            label,
+            label if len(label) <= 10 else label.replace("+", "+\n"),  # rather there than within a name
             percent(summary["accuracy"]),
             decimals(summary["forgetting"]),
             *(_sent(summary["traffic"][direction]) for direction in ("c2s", "s2c")),
@@ -135,7 +136,7 @@ def comparison(
     return Group(
         table,
         f" accuracy  of test images; model measured: {measured}",
-        " up, down  bytes; in brackets the values sent, A included, as a share of dense",
+        " up, down  bytes; in brackets the nonzeros sent, A included, as a share of dense",
         " model     all that answers for all tasks; paper's: nonzeros of B and A only",
     )
 

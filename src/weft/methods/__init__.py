@@ -45,6 +45,10 @@ def canonical(name: str) -> str:
 @functools.cache
 def _resolve(name: str) -> tuple[str, type[Method]]:
     plain, _, preset = name.partition("@")
+    if "+" in preset:
+        raise Problem(f"{name}: a preset stands alone and is no part of a combination")
+    if "+" in plain and "" in plain.split("+"):
+        raise Problem(f"in {name!r} the name of a method is missing; write it as in fedprox+ewc")
     parts = {part: _one(part) for part in plain.split("+")}
     if len(parts) < len(plain.split("+")):
         raise Problem(f"{plain} names a method twice")
@@ -63,6 +67,8 @@ def _one(name: str) -> type[Method]:
         if not isinstance(found, type) or not issubclass(found, Method):
             raise Problem(f"{name} is no method; it has to be a class derived from weft.methods.base.Method")
         return found
+    if name.endswith(".py"):
+        raise Problem(f"{name} is a file; name the class in it too, as in {name}:MyMethod")
     if name not in METHODS:
         raise Problem(f"there is no method {name!r}; {nearest(name, METHODS)}")
     module, _, attribute = METHODS[name].partition(":")
@@ -77,6 +83,15 @@ def parts_of(name: str) -> list[str]:
     (['fedprox', 'ewc'], ['fedweit'])
     """
     return name.partition("@")[0].split("+")
+
+
+def short(method: str) -> str:
+    """A method's name without the path of the file that it is in.
+
+    >>> short("fedavg+/home/me/mine.py:Mine")
+    'fedavg+Mine'
+    """
+    return "+".join(part.rpartition(":")[2] for part in method.split("+"))
 
 
 def options_of(name: str) -> type[Options]:

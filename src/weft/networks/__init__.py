@@ -59,6 +59,8 @@ def options_of(name: str) -> type[BaseModel]:
             return options_from(maker)
         except Problem as problem:
             raise Problem(f"network {name}: {problem}") from None
+    if name.endswith(".py"):
+        raise Problem(f"{name} is a file; name the class in it too, as in {name}:MyNetwork")
     if name not in NETWORKS:
         raise Problem(f"there is no network {name!r}; {nearest(name, NETWORKS)}")
     return NETWORKS[name]
