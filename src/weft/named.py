@@ -92,7 +92,7 @@ def _file(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not whole.is_file():
-        raise Problem(f"there is no file {path} in {Path.cwd()}; a path is from the current folder, or absolute")
+        raise Problem(f"there is no file {whole}; a path is from the current folder, or absolute")
     specification = importlib.util.spec_from_file_location(name, whole)
     assert specification is not None
     assert specification.loader is not None
