@@ -98,7 +98,7 @@ def test_a_file_that_failed_can_be_mended(tmp_path):
 @pytest.mark.parametrize(
     ("reference", "said"),
     [
-        ("no/such/file.py:Thing", "no/such/file.py; a path is from the current folder"),
+        ("no/such/file.py:Thing", "there is no file /"),
         ("no_such_module:Thing", "there is no module no_such_module on Python's path; install it, or name its file"),
         ("weft.no_such:Thing", "there is no module weft.no_such on Python's path"),
         ("weft.errors:Problen", "weft.errors has no Problen; did you mean Problem?"),
