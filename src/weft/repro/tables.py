@@ -33,5 +33,6 @@ def methods_glyphs() -> Table:
         ),
         published=NONIID_50,
         note="The paper's numbers are those of its Table 2 for NonIID-50: eight real datasets, 5 clients, 10 tasks of "
-        "20 rounds. Our data are others and far smaller, so only the order of the methods can be compared.",
+        "20 rounds. Our data are others and far smaller, so only the order of the methods can be compared; "
+        "docs/experiments.md discusses where it differs.",
     )
