@@ -203,8 +203,10 @@ def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:
     return table
 
 
-def traffic(sums: Mapping[tuple[str | int, ...], Any]) -> Table:
+def traffic(sums: Mapping[tuple[str | int, ...], Any]) -> Table | str:
     """Bytes and nonzeros by direction and part."""
+    if not sums:
+        return "nothing crossed the wire"
     table = Table(title="what crossed the wire", title_justify="left")
     for heading in ("direction", "part", "bytes", "nonzeros"):
         table.add_column(heading, justify="left" if heading in ("direction", "part") else "right")
