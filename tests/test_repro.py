@@ -330,6 +330,19 @@ def test_the_table_of_all_methods():
         assert set(entry) <= {measure.key for measure in writing.MEASURES}
 
 
+def test_a_table_at_a_small_scale_has_files_of_its_own():
+    paper, small = repro.load("table2-cifar"), repro.load("table2-cifar", "small")
+    assert (paper.stem, small.stem) == ("table2-cifar", "table2-cifar-small")
+    sizes = [
+        (plan.clients, plan.tasks, plan.rounds_per_task) for plan in (t.plan_of(t.rows[0], 0) for t in (paper, small))
+    ]
+    assert sizes == [(5, 10, 20), (5, 5, 8)]
+    results = Results(small, small.rows, range(1), {})
+    assert writing.command_of(results) == "weft repro table2-cifar --seeds 1 --scale small"
+    with pytest.raises(Problem, match="one size only"):
+        repro.load("methods-glyphs", "small")
+
+
 @pytest.mark.parametrize("name", repro.TABLES)
 def test_every_table_has_plans_that_are_valid(name):
     table = repro.load(name)

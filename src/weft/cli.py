@@ -69,6 +69,11 @@ class Kind(StrEnum):
     tables = "tables"
 
 
+class Scale(StrEnum):
+    paper = "paper"
+    small = "small"
+
+
 @app.callback(invoke_without_command=True)
 def any_command(
     version: Annotated[bool, typer.Option("--version", help="Say which weft this is.", is_eager=True)] = False,
@@ -231,6 +236,9 @@ def repro_command(
     only: Annotated[
         str | None, typer.Option(metavar="METHOD,...", help="These rows alone, by label or method.")
     ] = None,
+    scale: Annotated[
+        Scale | None, typer.Option(help="small: 5 clients, 5 tasks, 8 rounds; else the paper's size.")
+    ] = None,
     out_folder: Annotated[Path, typer.Option("--out", help="Where the results go.")] = Path("results"),
     runs: Annotated[Path | None, typer.Option(help="Where the run folders go; else runs/repro/NAME.")] = None,
     workers: Workers = None,
@@ -241,11 +249,11 @@ def repro_command(
 
     The results are written after each run; the same command again goes on where it was stopped.
     """
-    table = repro.load(name)
+    table = repro.load(name, None if scale is None else scale.value)
     rows = table.choose(only if only is None else [word.strip() for word in only.split(",")])
     first = table.first_seed if first_seed is None else first_seed
     chosen = range(first, first + (seeds or table.seeds))
-    request = Request(table, rows, chosen, out_folder, runs or Path("runs", "repro", name))
+    request = Request(table, rows, chosen, out_folder, runs or Path("runs", "repro", table.stem))
     count = _count(workers, max(job.plan.clients for job in request.jobs))
     try:
         with TableBars(notes) as bars:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from weft.errors import Problem, nearest
 from weft.plan import Plan, ready_plans
 
 TABLES = {
     "methods-glyphs": "weft.repro.tables:methods_glyphs",
+    "table2-cifar": "weft.repro.tables:table2_cifar",
+    "table2-noniid": "weft.repro.tables:table2_noniid",
 }
+
+Scale = Literal["paper", "small"]
 
 Published = tuple[float, float | None]  # mean and deviation as printed, in the unit of our column
 
@@ -40,6 +44,7 @@ class Table:
     note: str = ""  # what a reader must know who compares with the paper
     seeds: int = 3
     first_seed: int = 0
+    scale: Scale | None = None  # None: the table has one size only
 
     def __post_init__(self) -> None:
         labels = [row.label for row in self.rows]
@@ -47,12 +52,18 @@ class Table:
         assert all(re.fullmatch(r"[\w.+@-]+", label) for label in labels), "a label is part of a folder's name"
 
     @property
+    def stem(self) -> str:
+        """What its files are called: results of both scales lie side by side."""
+        return f"{self.name}-small" if self.scale == "small" else self.name
+
+    @property
     def file(self) -> Path:
         """The plan's file; a ready plan comes before a file of that name, which may lie anywhere by chance."""
         return ready_plans().get(str(self.plan), Path(self.plan))
 
     def plan_of(self, row: Row, seed: int) -> Plan:
-        return Plan.load(self.file, method=row.method, seed=seed, **row.keys)
+        scale = {} if self.scale is None else {"scale": self.scale}
+        return Plan.load(self.file, method=row.method, seed=seed, **scale, **row.keys)
 
     def choose(self, only: Sequence[str] | None) -> tuple[Row, ...]:
         """The rows with these labels or methods; all of them if nothing is asked for."""
@@ -65,9 +76,12 @@ class Table:
         return tuple(row for row in self.rows if row.label in only or row.method in only)
 
 
-def load(name: str) -> Table:
+def load(name: str, scale: Scale | None = None) -> Table:
+    """A table by its name, at the paper's size unless `scale` says small."""
     if name not in TABLES:
         raise Problem(f"there is no table {name!r}; {nearest(name, TABLES)} (weft list tables shows them)")
     module, _, function = TABLES[name].partition(":")
     table: Table = getattr(importlib.import_module(module), function)()
-    return table
+    if scale is not None and table.scale is None:
+        raise Problem(f"the table {name} has one size only; leave --scale out")
+    return replace(table, scale=scale) if scale is not None else table

@@ -153,6 +153,8 @@ def command_of(results: Results) -> str:
     there = {row.label for row in results.rows} | {line.row for line in lines}
     numbers = [*results.seeds, *(line.seed for line in lines)]
     words = ["weft", "repro", table.name, "--seeds", str(max(numbers) - min(numbers) + 1)]
+    if table.scale == "small":
+        words += ["--scale", "small"]
     if min(numbers) != table.first_seed:
         words += ["--first-seed", str(min(numbers))]
     if len(there) < len(table.rows):
@@ -241,7 +243,7 @@ def latex(results: Results) -> str:
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{escape(caption)}}}",
-            rf"\label{{tab:{table.name}}}",
+            rf"\label{{tab:{table.stem}}}",
             rf"\begin{{tabular}}{{l{'r' * columns}}}",
             r"\toprule",
             headings,
@@ -296,7 +298,7 @@ def _pair(found: Spread | Published | None) -> dict[str, float | None] | None:
 
 
 def files_of(table: Table, folder: Path) -> list[Path]:
-    return [folder / f"{table.name}.{kind}" for kind in ("csv", "md", "tex")]
+    return [folder / f"{table.stem}.{kind}" for kind in ("csv", "md", "tex")]
 
 
 def write(results: Results, folder: Path) -> None:
