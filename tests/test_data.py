@@ -46,6 +46,7 @@ def test_idx(tmp_path):
         gzip.compress(b"\0\0\x08\2\xff\xff\xff\xff\xff\xff\xff\xff"),  # claims 2^64 bytes
         gzip.compress(bytes(random_images(1, 100)))[:-20],
     ],
+    ids=["plain", "empty", "floats", "header", "values", "claims", "cut"],  # gzip's bytes hold the time
 )
 def test_a_file_that_is_no_idx(tmp_path, blob):
     (tmp_path / "a.gz").write_bytes(blob)
