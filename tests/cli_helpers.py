@@ -28,6 +28,9 @@ import pytest
 import weft
 from weft.plan import Plan
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it puts into the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C is tested, so it has to arrive
+
 COMMAND = Path(sys.executable).parent / "weft"
 TIMES = ("seconds", "images_per_second")  # the only fields of a summary that may differ
 TINY: dict[str, Any] = {

@@ -32,7 +32,7 @@ from torch.nn import functional
 import weft
 from weft import methods, networks, optimizers, scenarios
 from weft.ledger import Entry
-from weft.methods import fedweit
+from weft.methods import apd
 from weft.methods.base import Lesson
 from weft.methods.fedweit import FedWeIT
 from weft.randomness import generator
@@ -293,39 +293,39 @@ def test_lenet(tmp_path, monkeypatch):
 
 
 def no_foreign_term(monkeypatch):
-    whole = fedweit.compose
+    whole = apd.compose
 
     def compose(layout, base, mask, adaptive, attention, foreign, out):
         whole(layout, base, mask, adaptive, None, [], out)
 
-    monkeypatch.setattr(fedweit, "compose", compose)
+    monkeypatch.setattr(apd, "compose", compose)
 
 
 def no_attention_gradient(monkeypatch):
-    whole = fedweit.pull_back
+    whole = apd.pull_back
 
     def pull_back(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention):
         whole(layout, by_theta, base, mask, foreign, by_base, by_mask, None)
 
-    monkeypatch.setattr(fedweit, "pull_back", pull_back)
+    monkeypatch.setattr(apd, "pull_back", pull_back)
 
 
 def no_mask_gradient(monkeypatch):
-    whole = fedweit.pull_back
+    whole = apd.pull_back
 
     def pull_back(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention):
         whole(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention)
         by_mask.zero_()
 
-    monkeypatch.setattr(fedweit, "pull_back", pull_back)
+    monkeypatch.setattr(apd, "pull_back", pull_back)
 
 
 def no_drift_term(monkeypatch):
-    monkeypatch.setattr(fedweit, "drift_gradient", lambda *_: None)
+    monkeypatch.setattr(apd, "drift_gradient", lambda *_: None)
 
 
 def no_proximal_step(monkeypatch):
-    monkeypatch.setattr(fedweit, "soft_threshold", lambda *_: None)
+    monkeypatch.setattr(apd, "soft_threshold", lambda *_: None)
 
 
 def no_partial_update(monkeypatch):

@@ -120,3 +120,12 @@ def _hint(word: str, module: ModuleType) -> str:
         if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
     ]
     return f"; {nearest(word, own)}" if own else ", and defines nothing else"
+
+
+def short(method: str) -> str:
+    """A method's name without the path of the file that it is in.
+
+    >>> short("fedavg+/home/me/mine.py:Mine")
+    'fedavg+Mine'
+    """
+    return "+".join(part.rpartition(":")[2] for part in method.split("+"))

@@ -290,6 +290,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     key = prefix + ".".join(place)
     if first["type"] == "extra_forbidden":
         known = [name for name in model.model_fields if not name.endswith("_options")]
+        known += [] if prefix else ["scale"]  # used up before a plan is checked
         return f"unknown key {key}; {nearest(key.removeprefix(prefix), known, prefix)}{owner_of(key)}"
     # a union gives a fault for each of its branches: "a valid integer" and "'all'"
     said = [fault["msg"].removeprefix("Value error, ") for fault in faults if fault["loc"][:1] == first["loc"][:1]]

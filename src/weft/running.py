@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from weft import methods, metrics, networks, scenarios
+from weft import metrics, named, networks, scenarios
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
@@ -75,7 +75,7 @@ def is_over(folder: Path) -> bool:
 
 def fresh_folder(plan: Plan) -> Path:
     """runs/NAME-METHOD-sSEED, with a number behind it if that is taken."""
-    name = f"{plan.name}-{methods.short(plan.method)}-s{plan.seed}"
+    name = f"{plan.name}-{named.short(plan.method)}-s{plan.seed}"
     candidate, count = Path("runs") / name, 1
     while candidate.exists():
         count += 1

@@ -12,8 +12,8 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from weft.methods import short
 from weft.metrics import Spread, spread
+from weft.named import short
 from weft.plan import Plan
 
 TRAFFIC = ("bytes", "nonzeros", "dense_bytes")

@@ -85,15 +85,6 @@ def parts_of(name: str) -> list[str]:
     return name.partition("@")[0].split("+")
 
 
-def short(method: str) -> str:
-    """A method's name without the path of the file that it is in.
-
-    >>> short("fedavg+/home/me/mine.py:Mine")
-    'fedavg+Mine'
-    """
-    return "+".join(part.rpartition(":")[2] for part in method.split("+"))
-
-
 def options_of(name: str) -> type[Options]:
     return class_of(name).options_class
 
