@@ -31,7 +31,7 @@ PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).p
 NAMES = [*METHODS, *COMBINATIONS, *PRESETS]
 ROOT = Path(__file__).resolve().parent.parent
 TALKING = [name for name in NAMES if class_of(name).talks]
-QUICK = [*METHODS, "fedprox+ewc"]  # the other combinations and the presets meet the contract in the slow tests
+QUICK = ["fedweit", "fedavg", "scaffold", "joint", "fedprox+ewc"]  # the others meet the contract in the slow tests
 
 
 def marked(names):
