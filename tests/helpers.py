@@ -257,3 +257,20 @@ def run(**changed: Any) -> Run:
 
 def vector(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32)
+
+
+def shared_bits(finished):
+    """What clients would answer with, and what was measured: the same for methods that keep other notes beside it."""
+    found = {"accuracy": finished.matrices}
+    for client in range(finished.plan.clients):
+        for step in range(finished.plan.tasks):
+            found[f"theta {client} {step}"] = finished.theta(client, step).numpy().tobytes()
+    return found
+
+
+def assert_same(first, second):
+    assert differences(shared_bits(first), shared_bits(second)) == []
+
+
+def assert_other(first, second):
+    assert differences(shared_bits(first), shared_bits(second)) != []

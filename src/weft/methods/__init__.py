@@ -54,7 +54,7 @@ def _resolve(name: str) -> tuple[str, type[Method]]:
         raise Problem(f"{plain} names a method twice")
     plain, found = combine(parts) if len(parts) > 1 else (plain, parts[plain])
     if plain in COMBINATIONS:
-        found.verified = "tests/test_baselines.py: test_a_combination_is_both_of_its_parts"
+        found.verified = "tests/test_combinations.py: test_a_combination_is_both_of_its_parts"
     if preset and preset not in found.presets:
         hint = nearest(preset, found.presets) if found.presets else "it has none"
         raise Problem(f"{plain} has no preset {preset!r}; {hint}")
