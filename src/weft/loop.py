@@ -112,7 +112,7 @@ class Federation:
             name = f"client-{client}"
             request_id = f"{step}.{round_index}.{client}"
             request = Message("server", name, request_id, ops, step, round_index, tensors, numbers)
-            wire = encode(request, self.plan.precision)
+            wire = encode(request, self.plan.wire)
             self.server.archive.spill(SERVER_MEMORY)
             if exchanges:
                 self._weigh("s2c", client, step, round_index, wire)
