@@ -35,7 +35,7 @@ class LeNet(nn.Module):
         self.register_buffer("band2", channel_band(50), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = torch.cat([self._convolutions(chunk).flatten(1) for chunk in images.split(CHUNK)])
+        x = torch.cat([self._convolutions(chunk).flatten(1) for chunk in torch.split(images, CHUNK)])
         x = functional.relu(self.fc1(x))
         return functional.relu(self.fc2(x))
 
