@@ -60,6 +60,7 @@ class Options(base.Options):
     sparsify: Literal["proximal", "gradient"] = "proximal"  # l1 as a step of rate * lambda_1 towards 0, or as gradient
     prune_below: float = Field(0.0, ge=0)  # smaller values of A are 0 when tested, sent and stored
     adaptive_keep: float = Field(0.1, gt=0, le=1)  # of A at a task's end only this share stays, the largest values
+    adaptive_settles: float = Field(1.0, ge=0, le=1)  # after this share of a task's epochs the others stay at 0
     lambda_drift: float = Field(100.0, ge=0, le=1e9)  # lambda_2, appendix A
     weight_decay: float = Field(0.0, ge=0, le=1e6)  # on A and the mask, and on B in a client's first task
     mask: Literal["sigmoid", "linear"] = "sigmoid"  # m = sigmoid(v), or m itself is learned and may reach 0
@@ -79,6 +80,7 @@ class DecomposedWork(Work):
 
     layout: Layout = None  # type: ignore[assignment]
     origin: torch.Tensor | None = None  # what A is counted from, if not from 0
+    support: torch.Tensor | None = None  # 1 where A may still be learned, 0 elsewhere; None: everywhere
     foreign: list[Foreign] = field(default_factory=list)
     reference: torch.Tensor | None = None  # B(t-1)
     past_steps: list[int] = field(default_factory=list)  # which past tasks the drift term guards
@@ -119,6 +121,9 @@ class APD(Method):
         trained = ["base", *(["mask"] if "m" not in without else []), *(["adaptive"] if "a" not in without else [])]
         for name in trained:
             work.variables[name] = client.tensor(name).to(device, copy=True)
+        if "adaptive" in work.variables and self._settled(client, lesson):
+            cut = largest(work.variables["adaptive"], self.options.adaptive_keep)
+            work.variables["adaptive"], work.support = cut, (cut != 0).float()
         work.foreign = self.foreign(client, None, lesson)
         if work.foreign:
             work.variables["attention"] = client.tensor("attention").to(device, copy=True)
@@ -210,10 +215,13 @@ class APD(Method):
         drift_gradient(work.layout, change, mask_squares, masked, weight, g["base"])
 
     def constrain(self, work: Work, rate: float) -> None:
+        assert isinstance(work, DecomposedWork)
         if self.options.sparsify == "proximal" and "l1" not in self.options.without:
             for name, value in work.variables.items():
                 if name.startswith("adaptive"):
                     soft_threshold(value, rate * self.options.lambda_sparsity)
+        if work.support is not None:
+            work.variables["adaptive"].mul_(work.support)
         for name, value in work.gradients.items():
             if name.startswith("adaptive/"):
                 value.zero_()
@@ -296,6 +304,11 @@ class APD(Method):
         if self.options.adaptive_origin == "zero":
             return None
         return self._start(lesson).to(lesson.network.vector.device)
+
+    def _settled(self, client: State, lesson: Lesson) -> bool:
+        """Is it time to leave A its largest values only, and to learn on with these?"""
+        planned = lesson.plan.rounds_per_task * lesson.plan.epochs_per_round
+        return bool(client.numbers["schedule"]["epochs"] >= self.options.adaptive_settles * planned)
 
     @property
     def _lambda_drift(self) -> float:
