@@ -80,7 +80,9 @@ def make_server(file: str, rounds: int, rate: float, found: dict[str, object]) -
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients)
+        strategy = FedAvg(
+            fraction_train=1.0, fraction_evaluate=0.0, min_train_nodes=clients, min_available_nodes=clients
+        )
         initial = ArrayRecord(PlainLeNet().state_dict())
         strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=evaluate)
         found["round_ends"] = ends

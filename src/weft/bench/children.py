@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from weft.bench.timing import Tell
 from weft.engines.crew import ENVIRONMENT
 from weft.errors import Problem
-from weft.bench.timing import Tell
 
 PARTS = ("steps", "engine", "server", "wire")
 SAMPLED = 0.05  # seconds between two looks at a process

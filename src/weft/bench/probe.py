@@ -46,7 +46,9 @@ class Probe:
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys([*POINTS, "rest"], 0.0)
-        self.calls: dict[str, int] = dict.fromkeys([WHOLE, *(point for points in POINTS.values() for point in points)], 0)
+        self.calls: dict[str, int] = dict.fromkeys(
+            [WHOLE, *(point for points in POINTS.values() for point in points)], 0
+        )
         self._open: list[str] = []  # the parts we are in, innermost last
         self._since = 0.0
 

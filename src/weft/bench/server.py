@@ -31,8 +31,11 @@ def measure(messages: list[int], entries: list[int], repeats: int, tell: Tell) -
     server = opened(world)
     for count in messages:
         turns = [replies[place % DIFFERENT] for place in range(count)]
-        seconds = [seconds_of(lambda turns=turns: world.method.aggregate(server, turns)) for _ in range(repeats)]
-        found["aggregation"][str(count)] = {"seconds": spread(seconds), "milliseconds_per_message": 1e3 * spread(seconds)["median"] / count}
+        seconds = [seconds_of(world.method.aggregate, server, turns) for _ in range(repeats)]
+        found["aggregation"][str(count)] = {
+            "seconds": spread(seconds),
+            "milliseconds_per_message": 1e3 * spread(seconds)["median"] / count,
+        }
         tell(done := done + 1, total)
     full = int(world.plan.method_options["adaptive_keep"] * world.lesson(0, 0).layout.weights)
     for count, nonzeros in [(10, full), *((count, SMALL) for count in entries)]:
@@ -82,8 +85,8 @@ def knowledge_base(world: World, count: int, nonzeros: int, repeats: int) -> dic
             world.method.brief(server, client, step, True, world.plan)
             server.archive.spill(SERVER_MEMORY)
 
-        stored = seconds_of(lambda: [store(place) for place in range(count)])
-        sampled = [seconds_of(lambda client=client: sample(client)) for client in range(2, 2 + max(3, repeats))]
+        stored = sum(seconds_of(store, place) for place in range(count))
+        sampled = [seconds_of(sample, client) for client in range(2, 2 + max(3, repeats))]
         return {
             "bytes_per_entry": nbytes(entry),
             "store_milliseconds_per_entry": 1e3 * stored / count,

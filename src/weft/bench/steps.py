@@ -36,14 +36,15 @@ STEPS = 2  # timed at each turn, after one that brings the contender's memory ba
 
 
 def measure(quick: bool, passes: int, tell: Tell) -> dict[str, Any]:
-    plan = Plan(tasks=max(TASKS), clients=2, device="cpu")
+    size: dict[str, Any] = {"tasks": max(TASKS), "clients": 2, "device": "cpu"}
+    plan = Plan(**size)
     places = QUICK if quick else tuple((task, foreign) for task in TASKS for foreign in FOREIGN)
-    alone = Client(World(plan.model_copy(update={"method": "local", "method_options": {}})), 0, _joined)
+    alone = Client(World(Plan(**size, method="local")), 0, _joined)
     contenders: dict[str, Turn | PlainTurn] = {"plain": PlainTurn(plan), "lenet": Turn(alone)}
     worlds = {"frozen": World(plan)}
     wanted = [("frozen", *place) for place in places]
     if not quick:
-        worlds["closed"] = World(Plan(tasks=max(TASKS), clients=2, device="cpu", method={"name": "fedweit", "past": "closed"}))
+        worlds["closed"] = World(Plan(**size, method={"name": "fedweit", "past": "closed"}))
         wanted += [("closed", *place) for place in CLOSED]
     gifts = given_away(worlds["frozen"], client=1, count=max(FOREIGN))
     pasts = past_states(worlds["frozen"], client=0, wanted={task for _, task, _ in wanted})
@@ -215,7 +216,7 @@ def _timed(step: Callable[[torch.Tensor], None], turn: int, images: int, batch: 
     rng = generator(0, "bench", "order", turn)
     chosen = [torch.from_numpy(rng.permutation(images)[:batch]) for _ in range(STEPS + 1)]
     step(chosen[0])
-    return seconds_of(lambda: [step(each) for each in chosen[1:]]) / STEPS
+    return sum(seconds_of(step, each) for each in chosen[1:]) / STEPS
 
 
 class Product:

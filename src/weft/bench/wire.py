@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,9 +24,9 @@ def measure(passes: int, tell: Tell) -> dict[str, Any]:
         message = Message("client-0", "server", "bench", (), 0, 0, {"base": payload})
         wire = encode(message, plan.precision)
         contenders = {
-            "encode": _turn(lambda message=message: encode(message, plan.precision)),
-            "decode": _turn(lambda wire=wire: decode(wire)),
-            "copy": _turn(lambda wire=bytearray(wire): bytes(wire)),
+            "encode": partial(seconds_of, encode, message, plan.precision),
+            "decode": partial(seconds_of, decode, wire),
+            "copy": partial(seconds_of, bytearray, wire),
         }
         times = interleave(contenders, passes, lambda *_: None)
         rates = {name: len(wire) / 1e6 / spread(seconds)["median"] for name, seconds in times.items()}
@@ -46,7 +46,3 @@ def payloads(plan: Plan) -> dict[str, Payload]:
         "rows": Rows.of(vector, layout.segments, kept),
         "sparse": Sparse.of(largest(vector, plan.method_options["adaptive_keep"])),
     }
-
-
-def _turn(act: Callable[[], object]) -> Callable[[], float]:
-    return lambda: seconds_of(act)
