@@ -17,14 +17,14 @@ EQUAL_CLIENTS = 6
 LIMIT = 600.0  # seconds for a run that is expected to take less than a minute
 
 
-def measure_workers(turns: int, rounds: int, tell: Tell) -> dict[str, Any]:
+def measure_workers(plan: dict[str, Any], turns: int, rounds: int, tell: Tell) -> dict[str, Any]:
     """Seconds of a round with one worker and with two, taking turns; the first and the last round do other work too."""
-    plan = Plan(name="workers", clients=EQUAL_CLIENTS, tasks=1, rounds_per_task=rounds)
+    whole = Plan(name="workers", clients=EQUAL_CLIENTS, tasks=1, rounds_per_task=rounds, **plan)
     found: dict[int, list[float]] = {1: [], 2: []}
     for turn in range(turns):
         for workers, seconds in found.items():
             with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
-                seconds += round_seconds(_whole_run(plan, Path(name), workers), range(1, rounds - 1))
+                seconds += round_seconds(_whole_run(whole, Path(name), workers), range(1, rounds - 1))
             tell(2 * turn + workers, 2 * turns)
     times = {workers: spread(seconds) for workers, seconds in found.items()}
     return {
@@ -56,18 +56,18 @@ def round_seconds(events: list[dict[str, Any]], rounds: range) -> list[float]:
     return [ends[after] - ends[before] for before, after in pairwise(sorted(ends)) if after in rounds]
 
 
-def measure_start(turns: int, tell: Tell) -> dict[str, Any]:
+def measure_start(plan: dict[str, Any], turns: int, tell: Tell) -> dict[str, Any]:
     """Seconds from starting `weft run` on glyphs until a client has answered after its first training step.
 
     The plan has images for one step a round, so the first answer holds that step, its validation and the reply: a
     little more than the step alone.
     """
-    batch = int(Plan.model_fields["batch_size"].default)
-    plan = Plan(name="start", tasks=1, scenario={"name": "glyphs", "train": batch})
+    batch = plan.get("batch_size", Plan.model_fields["batch_size"].default)
+    short = Plan(**{**plan, "name": "start", "tasks": 1, "scenario.train": batch})
     found: list[float] = []
     for turn in range(turns):
         with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
-            write_plan(plan, Path(name))
+            write_plan(short, Path(name))
             began = time.time()
             with running(["plan.toml", "--out", "run"], Path(name)) as process:
                 answers: list[float] = []

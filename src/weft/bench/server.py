@@ -23,8 +23,8 @@ DIFFERENT = 16  # replies that are really there: 60 MB, more than the caches hol
 SMALL = 3_000  # nonzeros of an A in the large knowledge bases: ten thousand of full size would fill 24 GB of disk
 
 
-def measure(messages: list[int], entries: list[int], repeats: int, tell: Tell) -> dict[str, Any]:
-    world = World(Plan(device="cpu"))
+def measure(plan: dict[str, Any], messages: list[int], entries: list[int], repeats: int, tell: Tell) -> dict[str, Any]:
+    world = World(Plan(**plan, device="cpu"))
     found: dict[str, Any] = {"aggregation": {}, "knowledge_base": {}, "different_replies": DIFFERENT}
     total, done = len(messages) + len(entries) + 1, 0
     replies = make_replies(world, DIFFERENT)

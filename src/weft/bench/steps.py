@@ -35,13 +35,13 @@ NEXT = 7919  # places by which noise is turned from task to task
 STEPS = 2  # timed at each turn, after one that brings the contender's memory back into the caches
 
 
-def measure(quick: bool, passes: int, tell: Tell) -> dict[str, Any]:
-    size: dict[str, Any] = {"tasks": max(TASKS), "clients": 2, "device": "cpu"}
-    plan = Plan(**size)
+def measure(plan: dict[str, Any], quick: bool, passes: int, tell: Tell) -> dict[str, Any]:
+    size: dict[str, Any] = {**plan, "tasks": max(TASKS), "clients": 2, "device": "cpu"}
+    default = Plan(**size)
     places = QUICK if quick else tuple((task, foreign) for task in TASKS for foreign in FOREIGN)
     alone = Client(World(Plan(**size, method="local")), 0, _joined)
-    contenders: dict[str, Turn | PlainTurn] = {"plain": PlainTurn(plan), "lenet": Turn(alone)}
-    worlds = {"frozen": World(plan)}
+    contenders: dict[str, Turn | PlainTurn] = {"plain": PlainTurn(default), "lenet": Turn(alone)}
+    worlds = {"frozen": World(default)}
     wanted = [("frozen", *place) for place in places]
     if not quick:
         worlds["closed"] = World(Plan(**size, method={"name": "fedweit", "past": "closed"}))
@@ -55,20 +55,20 @@ def measure(quick: bool, passes: int, tell: Tell) -> dict[str, Any]:
     product = Product()
     found = interleave({"peak": product, **contenders}, passes, tell)
     peak = product.operations / spread(found.pop("peak"))["median"]
-    work = operations_per_image(PlainTurn.network()) * plan.batch_size
+    work = operations_per_image(PlainTurn.network()) * default.batch_size
     table = {}
     for name, seconds in found.items():
         middle = spread(seconds)
         table[name] = {
             "step_seconds": middle,
-            "images_per_second": plan.batch_size / middle["median"],
+            "images_per_second": default.batch_size / middle["median"],
             "share_of_peak": work / middle["median"] / peak,
         }
         if isinstance(turn := contenders[name], Turn):
             table[name]["round_seconds"] = spread(turn.around)
     return {
-        "batch_size": plan.batch_size,
-        "operations_per_image": work // plan.batch_size,
+        "batch_size": default.batch_size,
+        "operations_per_image": work // default.batch_size,
         "peak_operations_per_second": peak,
         "contenders": table,
         "ratios": {

@@ -31,10 +31,11 @@ class Amounts(NamedTuple):
     messages: list[int]
     entries: list[int]
     peer_rounds: int
+    plan: dict[str, Any]  # what the plans have of their own; nothing but in tests
 
 
-WHOLE = Amounts(15, 10, 4, 8, 5, [5, 20, 100, 1000], 6, 90.0, [10, 100, 1000], [10, 1000, 10_000], 10)
-QUICK = Amounts(5, 2, 2, 5, 3, [5, 1000], 3, 25.0, [10, 100], [10, 1000], 5)
+WHOLE = Amounts(15, 10, 4, 8, 5, [5, 20, 100, 1000], 6, 90.0, [10, 100, 1000], [10, 1000, 10_000], 10, {})
+QUICK = Amounts(5, 2, 2, 5, 3, [5, 1000], 3, 25.0, [10, 100], [10, 1000], 5, {})
 
 Show = Callable[[str, int, int], None]  # which part, how much of it is done, out of how much
 
@@ -42,22 +43,26 @@ Show = Callable[[str, int, int], None]  # which part, how much of it is done, ou
 def bench(quick: bool, with_peers: bool, show: Show) -> dict[str, Any]:
     """All measures, ready for JSON. What is missing is told before anything is measured."""
     places.file_of("plain_lenet.py")
+    memory.check()
     if with_peers:
         peers.environment()
     amounts = QUICK if quick else WHOLE
+    plan = amounts.plan
     began = time.monotonic()
     found: dict[str, Any] = {"machine": machine(), "quick": quick}
     # what is most easily disturbed comes first, on a machine that is not warm yet from the rest
     parts: dict[str, Callable[[Tell], dict[str, Any]]] = {
-        "steps": lambda tell: ask_part("steps", {"quick": quick, "passes": amounts.passes}, tell),
-        "wire": lambda tell: ask_part("wire", {"passes": 2 * amounts.passes}, tell),
+        "steps": lambda tell: ask_part("steps", {"plan": plan, "quick": quick, "passes": amounts.passes}, tell),
+        "wire": lambda tell: ask_part("wire", {"plan": plan, "passes": 2 * amounts.passes}, tell),
         "server": lambda tell: ask_part(
-            "server", {"messages": amounts.messages, "entries": amounts.entries, "repeats": 1 if quick else 3}, tell
+            "server",
+            {"plan": plan, "messages": amounts.messages, "entries": amounts.entries, "repeats": 1 if quick else 3},
+            tell,
         ),
-        "start": lambda tell: rounds.measure_start(amounts.starts, tell),
-        "workers": lambda tell: rounds.measure_workers(amounts.worker_turns, amounts.worker_rounds, tell),
-        "memory": lambda tell: memory.measure(amounts.clients, amounts.client_rounds, amounts.client_limit, tell),
-        "engine": lambda tell: ask_part("engine", {"plan": {"tasks": amounts.tasks}}, tell),
+        "start": lambda tell: rounds.measure_start(plan, amounts.starts, tell),
+        "workers": lambda tell: rounds.measure_workers(plan, amounts.worker_turns, amounts.worker_rounds, tell),
+        "memory": lambda tell: memory.measure(plan, amounts.clients, amounts.client_rounds, amounts.client_limit, tell),
+        "engine": lambda tell: ask_part("engine", {"plan": {**plan, "tasks": amounts.tasks}}, tell),
     }
     if with_peers:
         parts["peers"] = lambda tell: peers.measure(amounts.peer_rounds, tell)

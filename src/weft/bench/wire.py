@@ -16,15 +16,15 @@ from weft.randomness import generator
 from weft.tensors import Payload, Rows, Sparse
 
 
-def measure(passes: int, tell: Tell) -> dict[str, Any]:
-    plan = Plan(device="cpu")
+def measure(plan: dict[str, Any], passes: int, tell: Tell) -> dict[str, Any]:
+    chosen = Plan(**plan, device="cpu")
     found: dict[str, Any] = {}
-    kinds = payloads(plan)
+    kinds = payloads(chosen)
     for place, (kind, payload) in enumerate(kinds.items()):
         message = Message("client-0", "server", "bench", (), 0, 0, {"base": payload})
-        wire = encode(message, plan.precision)
+        wire = encode(message, chosen.precision)
         contenders = {
-            "encode": partial(seconds_of, encode, message, plan.precision),
+            "encode": partial(seconds_of, encode, message, chosen.precision),
             "decode": partial(seconds_of, decode, wire),
             "copy": partial(seconds_of, bytearray, wire),
         }
