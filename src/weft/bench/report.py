@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 from weft.record import write_text
 from weft.screens import duration, size
@@ -191,16 +193,13 @@ def number(value: float | None) -> str:
     )
 
 
-def in_terminal(sheet: Sheet) -> Table:
-    table = Table(
-        title=sheet.title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=sheet.note
-    )
+def in_terminal(sheet: Sheet) -> Group:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for place, heading in enumerate(sheet.headings):
         table.add_column(heading, justify="right" if place else "left", overflow="fold")
     for row in sheet.rows:
         table.add_row(*row)
-    table.caption_justify = "left"
-    return table
+    return Group(Text(sheet.title, style="bold"), table, Text(f"{sheet.note}\n"))
 
 
 def in_markdown(found: Mapping[str, Any]) -> str:
