@@ -64,9 +64,12 @@ def running(words: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]
         try:
             yield process
         finally:
+            workers = family(process.pid)[1:]
             if process.poll() is None:
                 process.kill()
             process.wait()
+            while any(Path("/proc", str(worker)).exists() for worker in workers):  # each ends with its parent, soon
+                time.sleep(SAMPLED)
 
 
 def watch(process: subprocess.Popen[bytes], folder: Path, limit: float, look: Callable[[], bool]) -> bool:
@@ -98,20 +101,30 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 def resident(process: int) -> int:
     """Bytes in memory of a process and all that it started; pages that they share count for each of them."""
-    total, waiting = 0, [process]
-    while waiting:
-        one = Path("/proc", str(waiting.pop()))
-        with contextlib.suppress(OSError, IndexError):  # it may be over by now
-            total += int((one / "statm").read_text().split()[1]) * PAGE
-            for task in (one / "task").iterdir():
-                waiting += map(int, (task / "children").read_text().split())
+    total = 0
+    for one in family(process):
+        with contextlib.suppress(OSError):  # it may be over by now
+            total += int(Path("/proc", str(one), "statm").read_text().split()[1]) * PAGE
     return total
+
+
+def family(process: int) -> list[int]:
+    """A process and all that it started, it first."""
+    found = [process]
+    for one in found:  # which grows meanwhile
+        with contextlib.suppress(OSError):
+            for task in Path("/proc", str(one), "task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
 
 
 def main() -> None:
     """One part, in this process."""
+    import signal
+
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     settings = json.load(sys.stdin)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not get between the lines
