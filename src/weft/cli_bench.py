@@ -25,7 +25,7 @@ PARTS = {
 
 def bench_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Under four minutes on two cores; all ratios.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Less of everything, in some minutes; all ratios.")] = False,
     peers: Annotated[
         bool, typer.Option("--peers", help="Beside Flower's simulation, which make peers sets up.")
     ] = False,
@@ -36,7 +36,7 @@ def bench_command(
 ) -> None:
     """Measure this machine: training steps, the engine, server, wire and memory, as ratios within one run.
 
-    About twenty minutes on two cores that do nothing else, or under four with --quick.
+    Let nothing else run meanwhile; it takes a quarter of an hour or more, some minutes with --quick.
     """
     from weft.bench import figure, report
     from weft.bench.whole import bench

@@ -46,7 +46,8 @@ def _tasks(axes: Axes, steps: Mapping[str, Any]) -> None:
     for name, label in (("lenet", "our LeNet alone"), ("plain", "plain LeNet")):
         style = "--" if name == "lenet" else ":"
         axes.axhline(contenders[name]["images_per_second"], linestyle=style, color="grey", label=label)
-    axes.set(xscale="log", xlabel="task", ylabel="images a second", title="a client's step, one thread", ylim=(0, None))
+    _by_size(axes, {task for points in lines.values() for task, _ in points})
+    axes.set(xlabel="task", ylabel="images a second", title="a client's step, one thread", ylim=(0, None))
     axes.legend(fontsize=7)
 
 
@@ -56,7 +57,8 @@ def _clients(axes: Axes, memory: Mapping[str, Any]) -> None:
     axes.plot(counts, [one["peak_bytes"] / 1e9 for _, one in points], marker="o", label="peak memory, GB")
     axes.plot(counts, [one["round_seconds"]["median"] for _, one in points], marker="s", label="seconds a round")
     title = f"whole runs, {memory['asked_per_round']} clients asked a round"
-    axes.set(xscale="log", xlabel="clients", title=title, ylim=(0, None))
+    _by_size(axes, set(counts))
+    axes.set(xlabel="clients", title=title, ylim=(0, None))
     axes.legend(fontsize=7)
 
 
@@ -68,5 +70,13 @@ def _messages(axes: Axes, server: Mapping[str, Any]) -> None:
     )
     axes.plot(*zip(*merged, strict=True), marker="o", label="merging, ms a message")
     axes.plot(*zip(*stored, strict=True), marker="s", label="sampling the knowledge base, ms")
-    axes.set(xscale="log", yscale="log", xlabel="messages, or entries", title="the server alone")
+    _by_size(axes, {count for count, _ in [*merged, *stored]})
+    axes.set(yscale="log", xlabel="messages, or entries", title="the server alone")
     axes.legend(fontsize=7)
+
+
+def _by_size(axes: Axes, counts: set[int]) -> None:
+    """A logarithmic axis that names what was measured, and nothing between."""
+    axes.set_xscale("log")
+    axes.set_xticks(sorted(counts), [f"{count:,}" for count in sorted(counts)])
+    axes.set_xticks([], minor=True)
