@@ -18,7 +18,7 @@ from weft.bench.timing import Tell
 
 
 class Amounts(NamedTuple):
-    """How much is measured: enough for steady medians, or for a first look, meant to end in four minutes on two cores."""
+    """How much is measured: enough for steady medians, or a first look that is meant to end in four minutes."""
 
     passes: int  # turns of each contender
     tasks: int  # of the default plan
