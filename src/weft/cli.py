@@ -22,7 +22,7 @@ import typer.core
 from rich.console import Console
 from rich.padding import Padding
 
-from weft import cli_data, listing, repro, scenarios, screens
+from weft import cli_bench, cli_data, listing, repro, scenarios, screens
 from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
@@ -48,6 +48,7 @@ app = typer.Typer(
     "Start with `weft demo`. Then: weft run demo method=fedavg clients=3 seed=1",
 )
 app.add_typer(cli_data.app, name="data")
+app.command("bench")(cli_bench.bench_command)
 out = Console()
 notes = Console(stderr=True)
 
