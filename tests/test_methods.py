@@ -504,6 +504,7 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("divide", "clients", {}),
     ("divide", "anchored", {}),
     ("adaptive_origin", "start", {}),
+    ("adaptive_rank", "saliency", {}),
     ("kb_size", 1, {}),
     ("kb_size", 0, {}),
     ("kb_from", "last", {"tasks": 3, "kb_size": "all"}),

@@ -26,7 +26,7 @@ from weft.optimizers import make_optimizer
 from weft.plan import Plan
 from weft.record import Record, read_rows
 from weft.state import Archive, State, files_of
-from weft.training import begin_schedule, train_step
+from weft.training import train_step
 
 SAVE_SHARE = 40  # saving may take one part in so many of the time
 
@@ -164,7 +164,6 @@ def estimate(world: World, workers: int) -> float:
     trial = State()
     world.method.join(trial, lesson)
     world.method.begin(trial, lesson)
-    trial.numbers["schedule"] = begin_schedule(world.method.first_rate(plan, 0))
     work = world.method.open(trial, lesson)
     batches = world.batches(0, 0, "train")
     chosen = torch.arange(min(plan.batch_size, len(batches)), device=world.device)

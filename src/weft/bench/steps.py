@@ -104,7 +104,7 @@ class Client:
         keys = [f"1.{place}" for place in range(len(gifts))]
         tensors = {f"foreign/{key}": gift for key, gift in zip(keys, gifts, strict=True)}
         message = Message("server", "client-0", "bench", ("receive",), self.lesson.step, 0, tensors, {"foreign": keys})
-        received = decode(encode(message, self.world.plan.precision))
+        received = decode(encode(message, self.world.plan.wire))
         self.world.method.receive(self.state, received, self.lesson)
 
 

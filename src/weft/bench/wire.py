@@ -22,9 +22,9 @@ def measure(plan: dict[str, Any], passes: int, tell: Tell) -> dict[str, Any]:
     kinds = payloads(chosen)
     for place, (kind, payload) in enumerate(kinds.items()):
         message = Message("client-0", "server", "bench", (), 0, 0, {"base": payload})
-        wire = encode(message, chosen.precision)
+        wire = encode(message, chosen.wire)
         contenders = {
-            "encode": partial(seconds_of, encode, message, chosen.precision),
+            "encode": partial(seconds_of, encode, message, chosen.wire),
             "decode": partial(seconds_of, decode, wire),
             "copy": partial(seconds_of, bytearray, wire),
         }

@@ -59,8 +59,9 @@ class Options(base.Options):
     lambda_mask: float = Field(0.0, ge=0, le=1e6)  # lambda_1 on m
     sparsify: Literal["proximal", "gradient"] = "proximal"  # l1 as a step of rate * lambda_1 towards 0, or as gradient
     prune_below: float = Field(0.0, ge=0)  # smaller values of A are 0 when tested, sent and stored
-    adaptive_keep: float = Field(0.1, gt=0, le=1)  # of A at a task's end only this share stays, the largest values
-    adaptive_settles: float = Field(1.0, ge=0, le=1)  # after this share of a task's epochs the others stay at 0
+    adaptive_keep: float = Field(0.1, gt=0, le=1)  # of A's values only this share stays at a task's end
+    # which these are: the largest, or those without which the loss would rise most, a^2 * E[g^2] (optimal brain damage)
+    adaptive_rank: Literal["saliency", "size"] = "size"
     lambda_drift: float = Field(100.0, ge=0, le=1e9)  # lambda_2, appendix A
     weight_decay: float = Field(0.0, ge=0, le=1e6)  # on A and the mask, and on B in a client's first task
     mask: Literal["sigmoid", "linear"] = "sigmoid"  # m = sigmoid(v), or m itself is learned and may reach 0
@@ -80,7 +81,6 @@ class DecomposedWork(Work):
 
     layout: Layout = None  # type: ignore[assignment]
     origin: torch.Tensor | None = None  # what A is counted from, if not from 0
-    support: torch.Tensor | None = None  # 1 where A may still be learned, 0 elsewhere; None: everywhere
     foreign: list[Foreign] = field(default_factory=list)
     reference: torch.Tensor | None = None  # B(t-1)
     past_steps: list[int] = field(default_factory=list)  # which past tasks the drift term guards
@@ -121,9 +121,6 @@ class APD(Method):
         trained = ["base", *(["mask"] if "m" not in without else []), *(["adaptive"] if "a" not in without else [])]
         for name in trained:
             work.variables[name] = client.tensor(name).to(device, copy=True)
-        if "adaptive" in work.variables and self._settled(client, lesson):
-            cut = largest(work.variables["adaptive"], self.options.adaptive_keep)
-            work.variables["adaptive"], work.support = cut, (cut != 0).float()
         work.foreign = self.foreign(client, None, lesson)
         if work.foreign:
             work.variables["attention"] = client.tensor("attention").to(device, copy=True)
@@ -215,13 +212,10 @@ class APD(Method):
         drift_gradient(work.layout, change, mask_squares, masked, weight, g["base"])
 
     def constrain(self, work: Work, rate: float) -> None:
-        assert isinstance(work, DecomposedWork)
         if self.options.sparsify == "proximal" and "l1" not in self.options.without:
             for name, value in work.variables.items():
                 if name.startswith("adaptive"):
                     soft_threshold(value, rate * self.options.lambda_sparsity)
-        if work.support is not None:
-            work.variables["adaptive"].mul_(work.support)
         for name, value in work.gradients.items():
             if name.startswith("adaptive/"):
                 value.zero_()
@@ -249,7 +243,7 @@ class APD(Method):
         learned = client.numbers["schedule"]["epochs"] > 0
         client.numbers["learned"] = [*client.numbers.get("learned", []), *([step] if learned else [])]
         adaptive = self._pruned(client.tensor("adaptive")) if learned else torch.zeros(lesson.layout.weights)
-        client.archive[f"adaptive/{step}"] = tensors.Sparse.of(largest(adaptive, self.options.adaptive_keep))
+        client.archive[f"adaptive/{step}"] = tensors.Sparse.of(self._cut(client, adaptive))
         for key in [key for key in client.archive if key.startswith("adaptive_before/")]:
             del client.archive[key]
         begin, end = lesson.layout.statistics
@@ -305,10 +299,12 @@ class APD(Method):
             return None
         return self._start(lesson).to(lesson.network.vector.device)
 
-    def _settled(self, client: State, lesson: Lesson) -> bool:
-        """Is it time to leave A its largest values only, and to learn on with these?"""
-        planned = lesson.plan.rounds_per_task * lesson.plan.epochs_per_round
-        return bool(client.numbers["schedule"]["epochs"] >= self.options.adaptive_settles * planned)
+    def _cut(self, client: State, adaptive: torch.Tensor) -> torch.Tensor:
+        """A with the share of its values that is kept when a task ends."""
+        squares = client.tensors.get("adam/adaptive/second")  # Adam's mean of g^2; none if it forgets every round
+        if squares is None or self.options.adaptive_rank == "size":
+            return largest(adaptive, self.options.adaptive_keep)
+        return largest(adaptive, self.options.adaptive_keep, adaptive.square() * tensors.dense(squares))
 
     @property
     def _lambda_drift(self) -> float:
