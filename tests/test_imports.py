@@ -325,7 +325,7 @@ def test_an_example_stands_alone():
 def test_only_known_packages_are_used():
     """What pyproject names, and the standard library; anything else would fail on a fresh machine."""
     allowed = {"weft", "torch", "numpy", "safetensors", "pydantic", "typer", "click", "rich", "filelock", "pandas"}
-    allowed |= {"pooch", "requests", "PIL", "scipy"}
+    allowed |= {"pooch", "requests", "PIL", "scipy", "matplotlib"}
     used = {one.split(".")[0] for module in MODULES for one in of(module)}
     assert used - set(sys.stdlib_module_names) <= allowed
 

@@ -23,7 +23,7 @@ import weft.cli
 from weft import Plan, methods, repro
 from weft.errors import Problem
 from weft.plan import ready_plans
-from weft.repro import Row, Table, writing
+from weft.repro import Row, Table, describing, writing
 from weft.repro.results import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
 from weft.repro.screens import TableBars
 
@@ -306,7 +306,7 @@ def test_runs_after_a_failed_one_have_fresh_workers(made):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--only", "fedavgg"], ["no row 'fedavgg'", "did you mean fedavg?"]),
+        (["--only", "fedavgg"], ["tiny has no row 'fedavgg'", "did you mean fedavg?"]),
         (["--only", "stl,"], ["no row ''"]),
         (["--seeds", "0"], ["--seeds"]),
         (["--seeds", "many"], ["--seeds", "many"]),
@@ -338,7 +338,7 @@ def test_a_table_at_a_small_scale_has_files_of_its_own():
     ]
     assert sizes == [(5, 10, 20), (5, 5, 8)]
     results = Results(small, small.rows, range(1), {})
-    assert writing.command_of(results) == "weft repro table2-cifar --seeds 1 --scale small"
+    assert describing.command_of(results) == "weft repro table2-cifar --seeds 1 --scale small"
     with pytest.raises(Problem, match="one size only"):
         repro.load("methods-glyphs", "small")
 

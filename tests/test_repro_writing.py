@@ -100,7 +100,7 @@ def test_latex_by_hand(by_hand):
 
 
 def test_without_numbers_of_the_paper_there_is_no_column_and_no_order(by_hand):
-    bare = Results(dataclasses.replace(by_hand.table, published={}), ROWS, range(2), by_hand.lines)
+    bare = Results(dataclasses.replace(by_hand.experiment, published={}), ROWS, range(2), by_hand.lines)
     for text in (writing.markdown(bare), writing.latex(bare)):
         assert "paper's &" not in text
         assert "| paper's" not in text
@@ -134,7 +134,7 @@ def test_the_csv_is_sorted_and_read_back_to_the_last_digit(tmp_path):
     assert text.splitlines()[0] == (
         "row,method,seed,accuracy,forgetting,backward_transfer,validation_accuracy,c2s_bytes,s2c_bytes,c2s_dense_bytes,"
         "s2c_dense_bytes,c2s_nonzeros,s2c_nonzeros,model_size_bytes,model_size_paper_bytes,seconds,images_per_second,"
-        "plan_hash,summary_hash"
+        "plan_hash,summary_hash,images_hash"
     )
     assert [line.split(",")[2] for line in text.splitlines()[1:]] == ["0", "2", "10"]
     (tmp_path / "a.csv").write_text(text)
@@ -156,7 +156,7 @@ def test_another_process_may_write_meanwhile(tmp_path, table):
     other = Results(table, ROWS, range(1), {})
     for results, row in ((one, ROWS[0]), (other, ROWS[2])):
         results.add(line_of(row, 0, table.plan_of(row, 0).toml(), summary(0.5, 0.1)))
-        writing.write(results, tmp_path)
+        writing.TableDesk(table, tmp_path).write(results)
     assert [label for label, _ in read_csv(tmp_path / "tiny.csv")] == ["fedavg", "stl"]
 
 
@@ -170,7 +170,7 @@ def drawn(thing: object, **options: Any) -> str:
 
 
 def test_long_names_fit_eighty_columns(by_hand):
-    table = dataclasses.replace(by_hand.table, rows=(*ROWS, Row("fedprox+stable-sgd@published", "fedavg")))
+    table = dataclasses.replace(by_hand.experiment, rows=(*ROWS, Row("fedprox+stable-sgd@published", "fedavg")))
     text = drawn(rows(writing.entries_of(Results(table, ROWS, range(2), by_hand.lines)), "±"))
     assert "60.0 ± 14.1" in text
     assert "…" not in text
