@@ -134,7 +134,7 @@ def test_the_csv_is_sorted_and_read_back_to_the_last_digit(tmp_path):
     assert text.splitlines()[0] == (
         "row,method,seed,accuracy,forgetting,backward_transfer,validation_accuracy,c2s_bytes,s2c_bytes,c2s_dense_bytes,"
         "s2c_dense_bytes,c2s_nonzeros,s2c_nonzeros,model_size_bytes,model_size_paper_bytes,seconds,images_per_second,"
-        "plan_hash,summary_hash,images_hash"
+        "plan_hash,summary_hash,images"
     )
     assert [line.split(",")[2] for line in text.splitlines()[1:]] == ["0", "2", "10"]
     (tmp_path / "a.csv").write_text(text)

@@ -76,9 +76,8 @@ def heading(results: Results[F]) -> list[str]:
 def endings(results: Results[F]) -> list[str]:
     """The last lines of a Markdown page: what a reader must know, which images, what failed."""
     text = ["", results.experiment.note] if results.experiment.note else []
-    images = results.images()
-    if len(images) > 1:
-        text += ["", f"Some runs used other images than others (`{'`, `'.join(images)}`): they do not compare."]
+    if mixed := results.mixed_images():
+        text += ["", f"Some runs used other images of {', '.join(mixed)} than others: they do not compare."]
     if results.failures:
         text += ["", "Failed:", ""]
         text += [f"- {label} s{seed}: {said}" for (label, seed), said in sorted(results.failures.items())]

@@ -36,8 +36,8 @@ class Desk(Generic[F]):
     def csv_text(self, results: Results[F]) -> str:
         raise NotImplementedError
 
-    def others(self, results: Results[F]) -> Mapping[str, str | bytes]:
-        """The other files by what stands behind NAME."""
+    def others(self, results: Results[F], more_to_come: bool) -> Mapping[str, str | bytes]:
+        """The other files by what stands behind NAME; what takes long to make may wait if there is more to come."""
         raise NotImplementedError
 
     # ---- what they share
@@ -52,13 +52,13 @@ class Desk(Generic[F]):
     def known(self) -> dict[Key, F]:
         return self.read_csv(self.csv)
 
-    def write(self, results: Results[F]) -> list[Path]:
+    def write(self, results: Results[F], more_to_come: bool = False) -> list[Path]:
         """All files, each whole; lines that another process has written meanwhile are kept. Says which they are."""
         with self._locked():
             results.merge(self.known())
             write_text(self.csv, self.csv_text(results))
             written = [self.csv]
-            for ending, content in self.others(results).items():
+            for ending, content in self.others(results, more_to_come).items():
                 write_whole(self.path(ending), content if isinstance(content, bytes) else content.encode("utf-8"))
                 written.append(self.path(ending))
         return written

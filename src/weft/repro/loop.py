@@ -129,6 +129,8 @@ def reproduce(
     current = {key_of(line) for line in results.current()}
     waiting = [job for job in request.jobs if job.key not in current]
     _tell_stale(results, waiting, desk.csv, say)
+    if mixed := results.mixed_images():
+        say(f"{desk.csv} has runs with different images of {', '.join(mixed)}: they do not compare")
     files = desk.write(results)  # now, so that a folder that cannot be written is not found out after hours
     screen.table_started(len(request.jobs), [job.row.label for job in waiting], _seconds(over.items()))
     try:
@@ -144,7 +146,7 @@ def reproduce(
             else:
                 summary = read_summary(folder) or {}
                 screen.run_over(*job.key, summary.get("accuracy"), summary["seconds"])
-            files = desk.write(results)
+            files = desk.write(results, more_to_come=job is not waiting[-1])
     finally:
         crew.close()
     return results, files

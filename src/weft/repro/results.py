@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,7 @@ class Finding(Protocol):
     @property
     def plan_hash(self) -> str: ...
     @property
-    def images_hash(self) -> str: ...
+    def images(self) -> str: ...
 
 
 F = TypeVar("F", bound=Finding)
@@ -65,14 +66,14 @@ class Line:
     images_per_second: float | None
     plan_hash: str
     summary_hash: str
-    images_hash: str = ""  # of the datasets' fingerprints; empty where images are drawn, or not recorded
+    images: str = ""  # each dataset and its fingerprint; empty where images are drawn, or it was not recorded
 
     def traffic(self, direction: str) -> dict[str, float]:
         return {what: getattr(self, f"{direction}_{what}") for what in ("bytes", "nonzeros", "dense_bytes")}
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Line))
-LATER = ("images_hash",)  # columns that a csv of an older weft does not have
+LATER = ("images",)  # columns that a csv of an older weft does not have
 KINDS = {field.name: str(field.type) for field in dataclasses.fields(Line)}
 
 
@@ -90,7 +91,7 @@ def line_of(row: Row, seed: int, plan_text: str, summary: Mapping[str, Any], ima
         seed=seed,
         plan_hash=short_hash(plan_text),
         summary_hash=short_hash(json.dumps(lasting, sort_keys=True)),
-        images_hash=images,
+        images=images,
         **kept,
         **sent,
     )
@@ -100,17 +101,16 @@ def read_line(row: Row, seed: int, folder: Path) -> Line:
     """The line of a run folder that is over."""
     summary = read_summary(folder)
     assert summary is not None
-    return line_of(row, seed, plan_text(folder), summary, images_hash(folder))
+    return line_of(row, seed, plan_text(folder), summary, images_of(folder))
 
 
 def plan_text(folder: Path) -> str:
     return (folder / "plan.toml").read_text(encoding="utf-8")
 
 
-def images_hash(folder: Path) -> str:
-    """One hash of the fingerprints of all datasets that a run used; empty if there are none."""
-    images = read_images(folder)
-    return short_hash(json.dumps(images, sort_keys=True)) if images else ""
+def images_of(folder: Path) -> str:
+    """The datasets that a run used as NAME:FINGERPRINT words; empty if there are none."""
+    return " ".join(f"{name}:{mark}" for name, mark in sorted(read_images(folder).items()))
 
 
 def short_hash(text: str) -> str:
@@ -218,6 +218,8 @@ class Results(Generic[F]):
     def of(self, row: Row) -> list[F]:
         return [line for line in self.current() if line.row == row.label]
 
-    def images(self) -> list[str]:
-        """The different sets of images that the runs used, as far as that is recorded: one, if they compare."""
-        return sorted({line.images_hash for line in self.current()} - {""})
+    def mixed_images(self) -> list[str]:
+        """Datasets of which some runs used other images than others, as far as that is recorded."""
+        marks = {word for line in self.current() for word in line.images.split()}
+        names = Counter(word.partition(":")[0] for word in marks)
+        return sorted(name for name, count in names.items() if count > 1)

@@ -254,5 +254,5 @@ class TableDesk(Desk[Line]):
     def csv_text(self, results: Results[Line]) -> str:
         return csv_text(results.lines.values())
 
-    def others(self, results: Results[Line]) -> Mapping[str, str | bytes]:
+    def others(self, results: Results[Line], more_to_come: bool) -> Mapping[str, str | bytes]:
         return {".md": markdown(results), ".tex": latex(results)}

@@ -60,9 +60,11 @@ def _tasks(name: str, images: int, count: int, seed: int) -> list[Task]:
         mine = parts_of(dataset, index)
         for part in PARTS:
             order = generator(seed, "images", name, part, index).permutation(mine[part])
-            size = min(sizes[part] // len(classes), len(order) // count)
-            if size == 0:
-                raise Problem(f"class {index} of {name} has too few images for {count} tasks of {images}")
+            size = sizes[part] // len(classes)
+            if part != "train":  # to measure with: as many as there are
+                size = min(size, len(order) // count)
+            if not 0 < size * count <= len(order):
+                raise Problem(f"class {index} of {name} has {len(order)} {part} images; choose fewer of them")
             for place in range(count):
                 places[place][part].append(order[place * size : (place + 1) * size])
     return [task_of(dataset, f"{name}-{place}", classes, places[place]) for place in range(count)]

@@ -50,7 +50,8 @@ def read(row: Row, folder: Path) -> list[Point]:
 
 def draw(panels: Panels) -> Mapping[str, Picture]:
     tasks = list(panels)
-    chosen = list(dict.fromkeys(tasks[round(share * (len(tasks) + 1)) - 1] for share in PLACES))
+    numbers = (round(share * (len(tasks) + 1)) for share in PLACES)  # of all tasks, the last one included
+    chosen = list(dict.fromkeys(tasks[min(max(number, 1), len(tasks)) - 1] for number in numbers))
     return {"": _grid(panels, chosen, len(chosen)), "-all": _grid(panels, tasks, 3)}
 
 

@@ -80,7 +80,7 @@ def _compared(panels: Panels, last: float) -> list[str]:
         if series in curves:
             first_gap, last_gap = (100 * (at(curves[series], x) - at(alone, x)) for x in (1, last))
             said.append(
-                f"{style.name_of(series).capitalize()}: {first_gap:+.1f} points against nobody after the first round, "
+                f"{'SVHN' if series == 'svhn' else 'CIFAR-10'}: {first_gap:+.1f} points against nobody after the first round, "
                 f"{last_gap:+.1f} after the last; in the paper's figure it stays {paper} that line."
             )
     return [" ".join(said)] if said else []

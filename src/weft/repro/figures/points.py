@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.metrics import Spread, spread
 from weft.repro import Figure, Row
-from weft.repro.results import Key, csv_of, images_hash, key_of, plan_text, read_cells, short_hash
+from weft.repro.results import Key, csv_of, images_of, key_of, plan_text, read_cells, short_hash
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Plotted:
     seed: int
     points: tuple[Point, ...]
     plan_hash: str
-    images_hash: str
+    images: str
 
 
 Curve = list[tuple[float, Spread]]  # by x, over seeds
@@ -37,11 +37,11 @@ Panels = Mapping[str, Mapping[str, Curve]]  # panel -> series -> curve
 
 def read_run(figure: Figure, row: Row, seed: int, folder: Path) -> Plotted:
     points = tuple(figure.read(row, folder))
-    return Plotted(row.label, row.method, seed, points, short_hash(plan_text(folder)), images_hash(folder))
+    return Plotted(row.label, row.method, seed, points, short_hash(plan_text(folder)), images_of(folder))
 
 
 def columns_of(figure: Figure) -> tuple[str, ...]:
-    return ("row", "method", "seed", *figure.columns, "plan_hash", "images_hash")
+    return ("row", "method", "seed", *figure.columns, "plan_hash", "images")
 
 
 def csv_text(figure: Figure, runs: Iterable[Plotted]) -> str:
@@ -49,11 +49,20 @@ def csv_text(figure: Figure, runs: Iterable[Plotted]) -> str:
     return csv_of(
         columns_of(figure),
         (
-            (run.row, run.method, run.seed, point.panel, point.series, point.x, point.y, run.plan_hash, run.images_hash)
+            (
+                *(run.row, run.method, run.seed),
+                *(point.panel, point.series, _plain(point.x), point.y),
+                *(run.plan_hash, run.images),
+            )
             for run in sorted(runs, key=key_of)
             for point in run.points
         ),
     )
+
+
+def _plain(x: float) -> float:
+    """A round or a task is no fraction."""
+    return int(x) if float(x).is_integer() else x
 
 
 def read_csv(figure: Figure, path: Path) -> dict[Key, Plotted]:
@@ -63,7 +72,7 @@ def read_csv(figure: Figure, path: Path) -> dict[Key, Plotted]:
     def take(cells: dict[str, str]) -> None:
         row, method, seed, panel, series, x, y, plan_hash, images = (cells[column] for column in columns)
         run = runs.setdefault((row, int(seed)), Plotted(row, method, int(seed), (), plan_hash, images))
-        if (plan_hash, images) != (run.plan_hash, run.images_hash):
+        if (plan_hash, images) != (run.plan_hash, run.images):
             raise ValueError("two runs under one name")
         point = Point(panel, series, float(x), float(y))
         runs[key_of(run)] = replace(run, points=(*run.points, point))

@@ -28,7 +28,9 @@ class FigureDesk(Desk[Plotted]):
     def csv_text(self, results: Results[Plotted]) -> str:
         return points.csv_text(self._figure, results.lines.values())
 
-    def others(self, results: Results[Plotted]) -> Mapping[str, str | bytes]:
+    def others(self, results: Results[Plotted], more_to_come: bool) -> Mapping[str, str | bytes]:
+        if more_to_come:  # a second for each picture: they are drawn at the end, and whenever the command starts
+            return {}
         panels = panels_of(results)
         if not panels:
             return {".md": markdown(results, [])}
