@@ -76,11 +76,11 @@ def _compared(panels: Panels, last: float) -> list[str]:
         return []
     alone = curves["nobody"]
     said = []
-    for series, paper in (("svhn", "above"), ("cifar10", "below")):
+    for series, name, paper in (("svhn", "SVHN", "above"), ("cifar10", "CIFAR-10", "below")):
         if series in curves:
             first_gap, last_gap = (100 * (at(curves[series], x) - at(alone, x)) for x in (1, last))
             said.append(
-                f"{'SVHN' if series == 'svhn' else 'CIFAR-10'}: {first_gap:+.1f} points against nobody after the first round, "
+                f"{name}: {first_gap:+.1f} points against nobody after the first round, "
                 f"{last_gap:+.1f} after the last; in the paper's figure it stays {paper} that line."
             )
     return [" ".join(said)] if said else []
