@@ -1,8 +1,9 @@
 """interference: one client learns MNIST while it receives from another that has learnt something else (figure 2).
 
 The sender learns its own digits or things in both tasks, from other images in each. In the first task the receiver
-waits: its images are blank, so nothing can be learnt from them and it answers with what it was given. In the second
-one it learns MNIST from few images and starts from what the sender knows. With `sender = "nobody"` it is alone.
+waits: its images are blank and all of one class, so there is nothing to learn and it answers with what it was given. In
+the second one it learns MNIST from few images and starts from what the sender knows. With `sender = "nobody"` it is
+alone.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from weft.scenarios.parts import PARTS, Indices, parts_of, task_of
 RECEIVER = "mnist"
 TASKS = 2
 MEASURED = 1000  # valid and test images of a task, all classes together
-BLANK = 2  # images of the task in which the receiver waits, one of each class
+BLANK = 2  # images of the task in which the receiver waits
 
 
 class Options(BaseModel):
@@ -74,7 +75,7 @@ def _waiting() -> Task:
     return Task(
         name="waiting",
         group="blank",
-        classes=("one", "other"),
+        classes=("blank",),
         sizes=dict.fromkeys(PARTS, BLANK),
         mean=(0.0, 0.0, 0.0),
         deviation=(255.0, 255.0, 255.0),
@@ -83,4 +84,4 @@ def _waiting() -> Task:
 
 
 def _blank(part: Part) -> Split:
-    return Split(np.zeros((BLANK, 32, 32, 3), dtype=np.uint8), np.arange(BLANK, dtype=np.int64))
+    return Split(np.zeros((BLANK, 32, 32, 3), dtype=np.uint8), np.zeros(BLANK, dtype=np.int64))

@@ -89,7 +89,7 @@ def _row_by_row(rows: Sequence[Sequence[str]], panels: Panels, methods: Sequence
                 one.set_xlabel("round")
         for one in places[len(names) :]:
             one.set_axis_off()
-        places[0].set_ylabel("accuracy (%)")
+        places[0].set_ylabel("validation accuracy (%)")
     style.legend_below(picture, axes, min(len(methods), columns + 1))
     return picture
 

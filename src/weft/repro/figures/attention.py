@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from weft import scenarios
 from weft.plan import Plan
@@ -14,7 +14,7 @@ from weft.record import read_manifest, read_plan
 from weft.repro import Figure, Row
 from weft.repro.describing import grid
 from weft.repro.figures import style
-from weft.repro.figures.points import Panels, Point
+from weft.repro.figures.points import Curve, Panels, Point
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,21 +94,24 @@ def draw(panels: Panels) -> Mapping[str, Picture]:
     tasks = chosen(panels)
     picture, (places,) = style.new(1, len(tasks), 3.3 * len(tasks), 2.9)
     for axes, task in zip(places, tasks, strict=True):
-        _bars(axes, task, panels[task])
+        _stems(axes, task, panels[task])
     return {"": picture, "-datasets": _map(panels)}
 
 
-def _bars(axes: Axes, task: str, foreign: Mapping[str, Sequence[Any]]) -> None:
+def _stems(axes: Axes, task: str, foreign: Mapping[str, Curve]) -> None:
+    """From 1/n, where attention starts, to where it came."""
     names = sorted(foreign, key=lambda name: (dataset_of(name), int(name.rpartition("-")[2])))
-    values = [fmean(found.mean for _, found in foreign[name]) for name in names]
-    colours = [style.DATASETS.get(dataset_of(name), ("", style.GREY))[1] for name in names]
-    axes.barh(range(len(names)), values, color=colours, height=0.7)
+    for place, name in enumerate(names):
+        colour = style.DATASETS.get(dataset_of(name), ("", style.GREY))[1]
+        for count, found in foreign[name]:
+            axes.hlines(place, 1 / count, found.mean, color=colour, linewidth=2.5)
+            axes.plot(found.mean, place, "o", color=colour, markersize=5)
+    for even in sorted({1 / count for curve in foreign.values() for count, _ in curve}):
+        axes.axvline(even, color=style.BLACK, linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(names)), [_split(name) for name in names])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    for even in sorted({1 / count for curve in foreign.values() for count, _ in curve}):
-        axes.axvline(even, color=style.BLACK, linewidth=0.8, linestyle=":")
-    axes.axvline(0, color=style.BLACK, linewidth=0.6)
+    axes.margins(x=0.1, y=0.1)
     axes.set_xlabel("attention")
     axes.set_title(f"learning {_split(task)}")
 

@@ -52,7 +52,7 @@ def draw(panels: Panels) -> Mapping[str, Picture]:
     for series, curve in panels[PANEL].items():
         style.plot(axes, series, curve, scale=100)
     axes.set_xlabel("round")
-    axes.set_ylabel("accuracy on MNIST (%)")
+    axes.set_ylabel("validation accuracy on MNIST (%)")
     style.whole_numbers(axes)
     axes.legend(loc="lower right")
     return {"": picture}

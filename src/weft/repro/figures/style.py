@@ -67,7 +67,7 @@ FACES = {
     "fedcurv": Face("FedCurv", PINK, "P", "-."),
     "svhn": Face("receiving from SVHN", GREEN, "o"),
     "cifar10": Face("receiving from CIFAR-10", RED, "s"),
-    "nobody": Face("from nobody", BLACK, "D", ":"),
+    "nobody": Face("receiving from nobody", BLACK, "D", ":"),
 }
 DATASETS = {
     "cifar100": ("CIFAR-100", RED),
@@ -139,14 +139,14 @@ def whole_numbers(axes: Axes) -> None:
 
 
 def legend_below(picture: Picture, axes: list[list[Axes]], columns: int) -> None:
-    """One legend for all panels, each series once, in the order in which they were first drawn."""
+    """One legend for all panels, each series once, in the order of FACES."""
     found: dict[str, Any] = {}
     for row in axes:
         for one in row:
-            for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-                found.setdefault(str(label), handle)
-    if found:
-        picture.legend(list(found.values()), list(found), loc="outside lower center", ncols=columns)
+            found |= {str(label): handle for handle, label in zip(*one.get_legend_handles_labels(), strict=True)}
+    names = [face.name for face in FACES.values() if face.name in found]
+    if names:
+        picture.legend([found[name] for name in names], names, loc="outside lower center", ncols=columns)
 
 
 def files(picture: Picture, suffix: str) -> Mapping[str, bytes]:
