@@ -460,3 +460,12 @@ def test_list_tables(command):
 def test_an_unknown_table():
     with pytest.raises(Problem, match=r"did you mean methods-glyphs\?"):
         repro.load("method-glyphs")
+
+
+def test_the_page_lists_every_table_and_figure():
+    page = (Path(__file__).resolve().parent.parent / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `([\w-]+)` \|[^|]*\| (\d+ x \d+) \|", page, flags=re.MULTILINE))
+    for name in (*repro.TABLES, *repro.FIGURES):
+        found = repro.load(name)
+        assert listed.pop(name) == f"{len(found.rows)} x {found.seeds}"
+    assert not listed
