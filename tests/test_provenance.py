@@ -134,8 +134,8 @@ def test_nobody_is_alone(own_cache):
     for sender, clients in (("nobody", 2), ("svhn", 1)):
         with pytest.raises(Problem, match=f"scenario.sender={sender} has "):
             interference(sender, clients=clients, images=50, sender_images=100)
-    with pytest.raises(Problem, match="choose fewer"):
-        interference("svhn", images=50, sender_images=5000)
+    whole = interference("svhn", images=50, sender_images=5000)  # as many as there are, 21 of each class in both tasks
+    assert [task.sizes["train"] for task in whole.sequences[1]] == [100, 100]
 
 
 def test_who_waits_answers_with_what_it_was_given(own_cache):

@@ -31,8 +31,8 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     sender: Literal["svhn", "cifar10", "nobody"] = "svhn"
-    images: int = Field(200, ge=10)  # to learn MNIST from; with many there is nothing to gain from anybody
-    sender_images: int = Field(2000, ge=10)  # in each of the sender's two tasks
+    images: int = Field(200, ge=10)  # at most, to learn MNIST from; with many there is nothing to gain from anybody
+    sender_images: int = Field(2000, ge=10)  # at most, in each of the sender's two tasks
 
 
 def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
@@ -61,11 +61,9 @@ def _tasks(name: str, images: int, count: int, seed: int) -> list[Task]:
         mine = parts_of(dataset, index)
         for part in PARTS:
             order = generator(seed, "images", name, part, index).permutation(mine[part])
-            size = sizes[part] // len(classes)
-            if part != "train":  # to measure with: as many as there are
-                size = min(size, len(order) // count)
-            if not 0 < size * count <= len(order):
-                raise Problem(f"class {index} of {name} has {len(order)} {part} images; choose fewer of them")
+            size = min(sizes[part] // len(classes), len(order) // count)
+            if size == 0:
+                raise Problem(f"class {index} of {name} has {len(order)} {part} images, too few for {count} tasks")
             for place in range(count):
                 places[place][part].append(order[place * size : (place + 1) * size])
     return [task_of(dataset, f"{name}-{place}", classes, places[place]) for place in range(count)]
