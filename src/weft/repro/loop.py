@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,10 +89,14 @@ class Request:
         return found
 
     def _others(self) -> dict[str, Path]:
-        if self.elsewhere is None:
-            return {}
-        folders = (path.parent for path in sorted(self.elsewhere.glob("*/*/summary.json")))
-        return {plan_text(folder): folder for folder in folders if (folder / "plan.toml").exists() and is_over(folder)}
+        """Finished runs of other tables and figures by their plans; what cannot be read there is not our business."""
+        found: dict[str, Path] = {}
+        wanted = {job.plan.toml() for job in self.jobs}
+        for path in sorted(self.elsewhere.glob("*/*/plan.toml")) if self.elsewhere else ():
+            with contextlib.suppress(OSError, UnicodeDecodeError, Problem):
+                if (text := plan_text(path.parent)) in wanted and is_over(path.parent):
+                    found[text] = path.parent
+        return found
 
 
 class Workers:
