@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import functools
 import io
 import json
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -15,10 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_helpers import Outcome, assert_one_line
 from PIL import Image
 
-import weft.cli
 from weft import repro
 from weft.errors import Problem
 from weft.metrics import Spread
@@ -350,71 +346,3 @@ def test_bands_and_the_object_of_a_figure(made, tmp_path):
 
 def _row(one: Made, label: str) -> Row:
     return next(row for row in one.figure.rows if row.label == label)
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def tiny_cost() -> Figure:
-    found = tiny_figure("fig-cost")
-    return dataclasses.replace(found, rows=found.rows[-2:])
-
-
-@pytest.fixture
-def weft_repro(small_data, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    tiny_cost()  # of the real one, which its name does not stand for any more
-    monkeypatch.setitem(repro.FIGURES, "fig-cost", f"{__name__}:tiny_cost")
-
-    def act(*words: str) -> Outcome:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["weft", "repro", *words])
-        with pytest.raises(SystemExit) as end:
-            weft.cli.main()
-        said = capsys.readouterr()
-        return Outcome(int(end.value.code or 0), said.out, said.err)
-
-    return act
-
-
-def test_a_figure_by_its_command(weft_repro):
-    outcome = weft_repro("fig-cost", "--workers", "1", "--only", "fedavg-1")
-    assert outcome.code == 0, outcome
-    assert "1 of 1 runs over" in outcome.err
-    assert outcome.out.splitlines()[-4:] == [f"results/fig-cost.{kind}" for kind in ("csv", "md", "png", "svg")]
-    assert "| FedAvg | " in outcome.out
-    again = weft_repro("fig-cost", "--workers", "1", "--json")
-    assert again.code == 0, again
-    assert [x for x, *_ in json.loads(again.out)["panels"]["accuracy"]["fedavg"]] == [0.3, 1]
-    assert "1 of 2 runs to do" in again.err
-    assert weft_repro("fig-cost").err == ""
-    assert_one_line(weft_repro("fig-costs"), "no table or figure 'fig-costs'", "did you mean fig-cost?")
-
-
-def test_a_run_of_the_same_plan_serves_two_figures(weft_repro, monkeypatch):
-    assert weft_repro("fig-cost", "--workers", "1", "--only", "fedavg-1").code == 0
-    other = dataclasses.replace(tiny_cost(), name="fig-other")
-    monkeypatch.setitem(repro.FIGURES, "fig-other", f"{__name__}:other")
-    monkeypatch.setattr(sys.modules[__name__], "other", lambda: other, raising=False)
-    broken = Path("runs/repro/fig-broken/fedavg-1-s0")
-    broken.mkdir(parents=True)
-    (broken / "plan.toml").write_bytes(Path("runs/repro/fig-cost/fedavg-1-s0/plan.toml").read_bytes())
-    outcome = weft_repro("fig-other", "--only", "fedavg-1")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert not Path("runs/repro/fig-other").exists()
-    first, second = (Path(f"results/{name}.csv").read_text() for name in ("fig-cost", "fig-other"))
-    assert first == second
-    elsewhere = weft_repro("fig-other", "--only", "fedavg-1", "--runs", "mine", "--out", "mine", "--workers", "1")
-    assert elsewhere.code == 0
-    assert Path("mine/fedavg-1-s0/summary.json").exists()
-
-
-def test_without_a_name_all_are_listed(weft_repro):
-    outcome = weft_repro()
-    assert outcome.code == 0
-    assert max(map(len, outcome.out.splitlines())) <= 80
-    listed = json.loads(weft_repro("--json").out)
-    assert [entry["name"] for entry in listed] == [*repro.TABLES, *repro.FIGURES]
-    for name in (*repro.TABLES, *repro.FIGURES):
-        assert name in outcome.out
