@@ -56,6 +56,12 @@ def test_a_figure_by_its_command(weft_repro):
     assert_one_line(weft_repro("fig-costs"), "no table or figure 'fig-costs'", "did you mean fig-cost?")
 
 
+def test_without_matplotlib_nothing_is_run(weft_repro, monkeypatch):
+    monkeypatch.setattr("weft.repro.figures.style.find_spec", lambda name: None)
+    assert_one_line(weft_repro("fig-cost"), "matplotlib", 'pip install "weft[figures]"')
+    assert not list(Path().iterdir())
+
+
 def test_a_run_of_the_same_plan_serves_two_figures(weft_repro, monkeypatch):
     assert weft_repro("fig-cost", "--workers", "1", "--only", "fedavg-1").code == 0
     other = dataclasses.replace(tiny_cost(), name="fig-other")

@@ -11,6 +11,7 @@ from rich.console import RenderableType
 
 from weft.repro import Figure, Table, writing
 from weft.repro.desk import Desk
+from weft.repro.figures import style
 from weft.repro.figures import writing as drawing
 from weft.repro.results import Results
 from weft.repro.screens import rows
@@ -25,6 +26,7 @@ class Outcome:
 
 def outcome_of(experiment: Table | Figure, folder: Path) -> Outcome:
     if isinstance(experiment, Figure):
+        style.check()
         desk = drawing.FigureDesk(experiment, folder)
         return Outcome(desk, lambda results, sign: "\n\n".join(drawing.told(results)), drawing.as_object)
     return Outcome(

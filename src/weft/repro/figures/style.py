@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft.errors import Problem
 from weft.repro.figures.points import Curve
 
 if TYPE_CHECKING:
@@ -87,6 +89,12 @@ def name_of(series: str) -> str:
 
 def dataset_name(dataset: str) -> str:
     return DATASETS[dataset][0] if dataset in DATASETS else dataset
+
+
+def check() -> None:
+    """Told before anything is run: without matplotlib there are no pictures."""
+    if find_spec("matplotlib") is None:
+        raise Problem('figures are drawn with matplotlib, which is not there: pip install "weft[figures]"')
 
 
 @contextmanager
