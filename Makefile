@@ -30,7 +30,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-to-test: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		pytest pytest-xdist hypothesis pandas scipy matplotlib ruff mypy
+		pytest pytest-xdist hypothesis pandas scipy ruff mypy
 	touch $@
 
 clean:
