@@ -182,9 +182,12 @@ def test_things_are_found_by_name_without_torch():
     assert named(of("weft.named"), "weft", "torch") == {"weft.errors"}
 
 
-@pytest.mark.parametrize("module", ["weft.tensors", *under("weft.message", "weft.headers")])
+WIRE = {"weft.errors", "weft.tensors", "weft.message", "weft.headers", "weft.values"}
+
+
+@pytest.mark.parametrize("module", ["weft.tensors", *under("weft.message", "weft.headers", "weft.values")])
 def test_the_wire_knows_no_learning(module):
-    assert named(of(module), "weft") <= {"weft.errors", "weft.tensors", "weft.message", "weft.headers"}
+    assert named(of(module), "weft") <= WIRE
 
 
 def loaded_by(*roots: str) -> dict[str, list[str]]:

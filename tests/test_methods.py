@@ -505,6 +505,8 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("divide", "anchored", {}),
     ("adaptive_origin", "start", {}),
     ("adaptive_rank", "saliency", {}),
+    ("mask_rate", 30.0, {}),
+    ("attention_rate", 30.0, {}),
     ("kb_size", 1, {}),
     ("kb_size", 0, {}),
     ("kb_from", "last", {"tasks": 3, "kb_size": "all"}),

@@ -68,6 +68,7 @@ class Options(base.Options):
     mask_start: float = 0.0  # the learned number's start: v for sigmoid, m for linear
     mask_spread: float = Field(0.0, ge=0)  # deviation of a random start
     mask_trained: bool = True  # by the task loss, as the paper says
+    mask_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster the mask is learned than the weights
     past: Literal["frozen", "closed", "joint"] = "frozen"  # A of past tasks: put, solved once a round, or learned on
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
     # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send
@@ -122,6 +123,7 @@ class APD(Method):
         for name in trained:
             work.variables[name] = client.tensor(name).to(device, copy=True)
         work.foreign = self.foreign(client, None, lesson)
+        work.rates["mask"] = self.options.mask_rate
         if work.foreign:
             work.variables["attention"] = client.tensor("attention").to(device, copy=True)
         work.variables["private"] = network.vector[weights:]
