@@ -5,7 +5,8 @@
 
 `python examples/fedweit_in_one_file.py` learns a toy problem in seconds. Algorithm 1 is read as the library reads it by
 default: m = sigmoid(v); the rows of B with the strongest m are sent; a row of theta_G is the mean over those that sent
-it; past A and m stay put, so dA = 0; l1 on A is a proximal step, and at a task's end A keeps its largest values only.
+it; past A and m stay put, so dA = 0; A is counted from a third of the initial weights, which everybody knows; l1 on A
+is a proximal step, and at a task's end A keeps only those values that the loss would miss most.
 A test holds the library to this file, value by value. Left out: the falling rate, and rounds for some of the clients.
 """
 
@@ -43,7 +44,8 @@ class Learned:
     """What a client has for one of its tasks alone."""
 
     score: Weights  # v, (rows,)
-    adaptive: Weights  # A, (rows, ...)
+    adaptive: Weights  # A, (rows, ...), counted from `origin`
+    origin: Weights  # a third of the initial theta_G, the same for every client and task
     attention: Weights  # alpha, (foreign,): one number for each layer and foreign A
     private: Weights  # biases and head
     foreign: list[Weights]  # kb^(t), which is not trained
@@ -62,8 +64,9 @@ class Client:
 
 def compose(base: Weights, task: Learned) -> Weights:
     """Eq. 1."""
-    theta = {layer: value * task.mask(layer) + task.adaptive[layer] for layer, value in base.items()}
+    theta = {layer: value * task.mask(layer) + task.origin[layer] for layer, value in base.items()}
     for layer in theta:
+        theta[layer] = theta[layer] + task.adaptive[layer]
         for alpha, foreign in zip(task.attention[layer], task.foreign, strict=True):
             theta[layer] = theta[layer] + alpha * foreign[layer]
     return theta
@@ -83,9 +86,10 @@ def begin(client: Client, start: Weights, private: Weights, foreign: list[Weight
     if client.learned:
         client.before = copy(client.base)  # here, since the next theta_G overwrites B
     score = {layer: torch.zeros(len(value)) for layer, value in start.items()}
-    adaptive = {layer: value / 3 for layer, value in start.items()}
+    adaptive = {layer: torch.zeros_like(value) for layer, value in start.items()}
+    origin = {layer: value / 3 for layer, value in start.items()}
     attention = {layer: torch.full((len(foreign),), 1 / max(len(foreign), 1)) for layer in start}
-    client.learned.append(Learned(score, adaptive, attention, private, foreign))
+    client.learned.append(Learned(score, adaptive, origin, attention, private, foreign))
     trained = [value for part in (client.base, score, adaptive, attention, private) for value in part.values()]
     return torch.optim.Adam([value.requires_grad_() for value in trained], lr=rate)
 
@@ -100,6 +104,14 @@ def minimise(client: Client, adam: torch.optim.Adam, network: Network, batches: 
         adam.step()
         for value in task.adaptive.values():  # lambda_1 * |A|_1: nearer to 0 by rate * lambda_1, but not past it
             value.data = functional.softshrink(value.data, options.rate * options.lambda_sparsity)
+
+
+def cut(adaptive: Weights, adam: torch.optim.Adam, share: float) -> Weights:
+    """The values of A without which the loss would rise most: A^2 * E[g^2], of which Adam keeps the mean."""
+    saliency = {layer: value.detach() ** 2 * adam.state[value]["exp_avg_sq"] for layer, value in adaptive.items()}
+    every = torch.cat([value.flatten() for value in saliency.values()])
+    bound = every.sort(descending=True).values[int(share * len(every) + 1e-9) - 1]
+    return {layer: value.detach() * (saliency[layer] >= bound) for layer, value in adaptive.items()}
 
 
 def shuffled(client: int, step: int, round_index: int, epoch: int, count: int) -> Tensor:
@@ -143,11 +155,8 @@ def run(
                     senders[layer] += kept
                     sent += int(kept.sum()) * value[0].numel()
             theta_g = {layer: total[layer] / senders[layer].clamp(min=1) for layer in total}  # line 9
-        for c, client in enumerate(clients):  # line 11, with the largest values of A
-            adaptive = client.learned[-1].adaptive
-            sizes = torch.cat([value.detach().abs().flatten() for value in adaptive.values()])
-            bound = sizes.sort(descending=True).values[int(options.adaptive_keep * len(sizes) + 1e-9) - 1]
-            kb[c, step] = {layer: value.detach() * (value.abs() >= bound) for layer, value in adaptive.items()}
+        for c, client in enumerate(clients):  # line 11
+            kb[c, step] = cut(client.learned[-1].adaptive, adams[c], options.adaptive_keep)
             client.learned[-1].adaptive = kb[c, step]
             sent += nonzeros(kb[c, step])
             client.accuracy.append([])  # of the client's own model, before the next theta_G

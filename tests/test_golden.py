@@ -270,9 +270,9 @@ def test_mlp(tmp_path, monkeypatch, expected):
 
 @pytest.mark.slow
 def test_mlp_that_cuts_a(tmp_path, monkeypatch):
-    """A keeps its largest values at a task's end. A seed and a share where rounding does not decide which these are."""
+    """A is cut at a task's end. A seed and a share where rounding does not decide which values stay."""
     smooth_adam(monkeypatch)
-    plan = weft.Plan(**MLP | {"method.adaptive_keep": 0.02, "seed": 17})
+    plan = weft.Plan(**MLP | {"method.adaptive_keep": 0.005, "seed": 32})
     check(by_library(plan, tmp_path / "run"), by_example(plan), tolerance=TOLERANCE)
 
 

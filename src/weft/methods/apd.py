@@ -61,7 +61,7 @@ class Options(base.Options):
     prune_below: float = Field(0.0, ge=0)  # smaller values of A are 0 when tested, sent and stored
     adaptive_keep: float = Field(0.1, gt=0, le=1)  # of A's values only this share stays at a task's end
     # which these are: the largest, or those without which the loss would rise most, a^2 * E[g^2] (optimal brain damage)
-    adaptive_rank: Literal["saliency", "size"] = "size"
+    adaptive_rank: Literal["saliency", "size"] = "saliency"
     lambda_drift: float = Field(100.0, ge=0, le=1e9)  # lambda_2, appendix A
     weight_decay: float = Field(0.0, ge=0, le=1e6)  # on A and the mask, and on B in a client's first task
     mask: Literal["sigmoid", "linear"] = "sigmoid"  # m = sigmoid(v), or m itself is learned and may reach 0
@@ -72,7 +72,7 @@ class Options(base.Options):
     past: Literal["frozen", "closed", "joint"] = "frozen"  # A of past tasks: put, solved once a round, or learned on
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
     # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send
-    adaptive_origin: Literal["start", "zero"] = "zero"
+    adaptive_origin: Literal["start", "zero"] = "start"
     without: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # the paper's ablations
 
 

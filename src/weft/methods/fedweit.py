@@ -75,6 +75,9 @@ class FedWeIT(APD):
             "method.divide": "clients",
             "method.past": "joint",
             "method.adaptive_start": 0.0,
+            "method.adaptive_origin": "zero",
+            "method.adaptive_rank": "size",
+            "precision": "float32",
         },
         # the authors' code, as it runs
         "released": {
@@ -91,6 +94,9 @@ class FedWeIT(APD):
             "method.kb_from": "last",
             "method.kb_own": True,
             "method.kb_givers": "chosen",
+            "method.adaptive_origin": "zero",
+            "method.adaptive_rank": "size",
+            "precision": "float32",
             "method.attention_start": "random",
             "patience": 3,
             "rate_floor": 1e-10,
