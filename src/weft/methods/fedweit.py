@@ -21,8 +21,8 @@ from pydantic import BeforeValidator, Field
 from weft.lazy import lazy
 from weft.methods import apd, base
 from weft.methods.apd import APD, words
-from weft.methods.averaging import Average, average, merge, reply_weights, sent
-from weft.methods.base import Briefing, Lesson
+from weft.methods.averaging import Average, absorb, average, merge, reply_weights, sent
+from weft.methods.base import Briefing, Form, Lesson
 from weft.methods.formulas import Foreign, compose, strongest_rows
 from weft.randomness import generator
 
@@ -115,6 +115,7 @@ class FedWeIT(APD):
         server.tensors["global"] = tensors.Rows.of(initial[: layout.weights], layout.segments, everything)
         if self.options.biases == "shared":
             server.tensors["biases"] = initial[layout.weights :].clone()
+        server.numbers["offered"] = {}  # the last sample that a client was sent; once it has answered, it is held
         server.numbers["held"] = {}  # which foreign A's a client has been sent: none is sent twice
 
     def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
@@ -124,17 +125,25 @@ class FedWeIT(APD):
             return sent, {}
         if not self._shares_adaptive:
             return sent, {"foreign": []}
-        chosen = self._sample(sorted(server.archive), client, step, plan.seed)
-        held = set(server.numbers["held"].setdefault(str(client), []))
-        server.numbers["held"][str(client)] = sorted(held | set(chosen))
+        in_step = plan.asynchronous == "none"  # else a client gets what is there by then, of any task
+        chosen = self._sample(sorted(server.archive), client, step, plan.seed, in_step)
+        held = set(server.numbers["held"].get(str(client), []))
+        server.numbers["offered"][str(client)] = chosen
         return sent | {f"foreign/{key}": server.archive[key] for key in chosen if key not in held}, {"foreign": chosen}
 
-    def _sample(self, stored: list[str], client: int, step: int, seed: int) -> list[str]:
-        """Alg. 1 line 3: kb^(t) ~ kb, the receiver's own A excluded."""
+    def confirm(self, server: State, client: int) -> None:
+        held = {*server.numbers["held"].get(str(client), []), *server.numbers["offered"].pop(str(client), [])}
+        server.numbers["held"][str(client)] = sorted(held)
+
+    def _sample(self, stored: list[str], client: int, step: int, seed: int, in_step: bool = True) -> list[str]:
+        """Alg. 1 line 3: kb^(t) ~ kb, the receiver's own A excluded; `in_step`: of the tasks before this one."""
         origins = {key: tuple(map(int, key.split("."))) for key in stored}  # (client, step)
-        past = [key for key in stored if origins[key][1] < step]
+        past = [key for key in stored if not in_step or origins[key][1] < step]
         if self.options.kb_from == "last":
-            past = [key for key in past if origins[key][1] == step - 1]
+            newest = {
+                origins[key][0]: origins[key][1] for key in sorted(past, key=origins.__getitem__)
+            }  # of each client
+            past = [key for key in past if origins[key][1] == (step - 1 if in_step else newest[origins[key][0]])]
         if not self.options.kb_own:
             past = [key for key in past if origins[key][0] != client]
         if self.options.kb_size == "all" or len(past) <= self.options.kb_size:
@@ -152,6 +161,18 @@ class FedWeIT(APD):
         server.tensors["global"] = average(sent(replies, "base"), weights, divide)
         if self.options.biases == "shared":
             server.tensors["biases"] = average(sent(replies, "biases"), weights)
+
+    def absorb(self, server: State, reply: Message, weight: float) -> None:
+        absorb(server, reply, weight)
+
+    def why_not_as_it_comes(self) -> str:
+        return "method.divide=clients divides by the clients of a round" if self.options.divide == "clients" else ""
+
+    def expected(self, layout: Layout) -> dict[str, Form] | None:
+        found = {} if "b_comm" in self.options.without else {"base": Form("rows", layout.weights)}
+        if found and self.options.biases == "shared":
+            found["biases"] = Form("dense", layout.body - layout.weights)
+        return found | ({"adaptive": Form("sparse", layout.weights, once=True)} if self._shares_adaptive else {})
 
     def wants_gift(self, chosen_last: bool) -> bool:
         return self._shares_adaptive and (chosen_last or self.options.kb_givers == "all")
@@ -175,12 +196,14 @@ class FedWeIT(APD):
 
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
         self.store(client, message)
+        meets = "foreign" in message.numbers and "attention" not in client.tensors  # else it was told before
         if (received := message.tensors.get("global")) is not None:
             client.tensors["base"] = merge(received, client.tensor("base"))
             self.receive_biases(client, message)
-            if self.options.drift_from == "received" and "foreign" in message.numbers and lesson.step > 0:
+            if self.options.drift_from == "received" and meets and lesson.step > 0:
                 client.tensors["reference"] = client.tensor("base").clone()
-        if (chosen := message.numbers.get("foreign")) is not None:
+        if meets:
+            chosen = message.numbers["foreign"]
             client.numbers["foreign"] = chosen
             client.tensors["attention"] = self._first_attention(len(chosen), lesson)
 
