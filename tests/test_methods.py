@@ -507,6 +507,8 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("kb_from", "last", {"tasks": 3, "kb_size": "all"}),
     ("kb_own", True, {}),
     ("kb_givers", "chosen", SOME),
+    ("share", 3, {}),
+    ("share", "nothing", {}),
     ("attention_start", "random", {}),
     ("past", "closed", {}),
     ("past", "joint", {}),

@@ -251,11 +251,15 @@ class Federation:
             if exchanges:
                 self._weigh("s2c", visit, wire)
             self.progress.out[request_id] = visit
-            yield Request(client, wire, request_id, crosses=exchanges and not visit.sure)
+            work = float("train" in ops)
+            yield Request(client, wire, request_id, work, crosses=exchanges and not visit.sure)
 
     def take(self, reply: Message, visit: Visit) -> None:
         """Note what a client has done and said; and line 11: kb <- kb + {A}."""
         progress, name, step, numbers = self.progress, str(visit.client), visit.step, reply.numbers
+        progress.images += numbers.get("images", 0)
+        if "test" in visit.ops and progress.tested.get(name, -1) < step:  # once, though a late answer may say it again
+            self.listener.tested(visit.client, step, numbers["accuracy"])
         done = (("begin", progress.begun), ("finish", progress.finished), ("test", progress.tested))
         for standing in [standing for op, standing in done if op in visit.ops]:
             standing[name] = max(standing.get(name, -1), step)
@@ -265,13 +269,10 @@ class Federation:
         if "give" in visit.ops:
             self.method.collect(self.server, visit.client, step, reply)
             self.server.archive.spill(SERVER_MEMORY)
-        progress.images += numbers.get("images", 0)
         if numbers.get("task_valid_accuracy") is not None:
             progress.validation[f"{name}/{step}"] = numbers["task_valid_accuracy"]
         if "size" in numbers:
-            progress.sizes[name], progress.densities[name] = numbers["size"], numbers["density"]
-        if "accuracy" in numbers:
-            self.listener.tested(visit.client, step, numbers["accuracy"])
+            progress.sizes[name], progress.densities[name] = numbers["size"], numbers.get("density", [])
 
     def incident(self, visit: Visit, reason: str) -> None:
         """Something went wrong with one client; the run goes on."""

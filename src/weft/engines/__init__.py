@@ -15,6 +15,7 @@ class Request(NamedTuple):
     client: int
     wire: bytes
     request_id: str
+    work: float = 1.0  # how much of a round's training is asked for
     crosses: bool = True  # the wire; if not, it is the client's own business, which cannot be late or lost
 
 

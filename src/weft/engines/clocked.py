@@ -103,11 +103,11 @@ class Clocked:
         self._now = moment if moment < math.inf else self._now
 
     def _depart(self, request: Request) -> Flight:
-        client, wire, request_id, crosses = request
+        client, wire, request_id, work, crosses = request
         if not crosses:
             return Flight(client, request_id, "fine", self._now, self._now, wire)
         busy = max((flight.done for flight in self._flights if flight.client == client), default=self._now)
-        done = max(self._now, busy) + self._clock.duration(client, request_id)
+        done = max(self._now, busy) + work * self._clock.duration(client, request_id)
         becomes = fate(self._plan.faults, self._plan.seed, request_id)
         arrives = done + (self._plan.faults.delay_seconds if becomes == "delay" else 0.0)
         return Flight(client, request_id, becomes, done, self._clock.there_from(client, arrives), wire)

@@ -24,6 +24,7 @@ from weft.methods.apd import APD, words
 from weft.methods.averaging import Average, absorb, average, merge, reply_weights, sent
 from weft.methods.base import Briefing, Form, Lesson
 from weft.methods.formulas import Foreign, compose, strongest_rows
+from weft.methods.sharing import shared_adaptive
 from weft.randomness import generator
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Options(apd.Options):
     kb_from: Literal["all", "last"] = "all"  # out of all past tasks (3.3), or the last one's alone (3.4)
     kb_own: bool = False  # may a client's own past A be among them?
     kb_givers: Literal["all", "chosen"] = "all"  # every client gives its A (line 11), or those of the last round
+    share: Annotated[int, Field(ge=1)] | Literal["all", "nothing"] = "all"  # of A: all, its strongest rows, or nothing
     attention_start: Literal["even", "random"] = "even"  # 1/n, appendix A
     drift_from: Literal["own", "received"] = "own"  # B(t-1): before theta_G first overwrites it, or after
     without: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # type: ignore[assignment] # more than APD has
@@ -115,7 +117,6 @@ class FedWeIT(APD):
         server.tensors["global"] = tensors.Rows.of(initial[: layout.weights], layout.segments, everything)
         if self.options.biases == "shared":
             server.tensors["biases"] = initial[layout.weights :].clone()
-        server.numbers["offered"] = {}  # the last sample that a client was sent; once it has answered, it is held
         server.numbers["held"] = {}  # which foreign A's a client has been sent: none is sent twice
 
     def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
@@ -128,11 +129,11 @@ class FedWeIT(APD):
         in_step = plan.asynchronous == "none"  # else a client gets what is there by then, of any task
         chosen = self._sample(sorted(server.archive), client, step, plan.seed, in_step)
         held = set(server.numbers["held"].get(str(client), []))
-        server.numbers["offered"][str(client)] = chosen
+        server.numbers.setdefault("offered", {})[str(client)] = chosen  # held once the client has answered
         return sent | {f"foreign/{key}": server.archive[key] for key in chosen if key not in held}, {"foreign": chosen}
 
     def confirm(self, server: State, client: int) -> None:
-        held = {*server.numbers["held"].get(str(client), []), *server.numbers["offered"].pop(str(client), [])}
+        held = {*server.numbers["held"].get(str(client), []), *server.numbers.get("offered", {}).pop(str(client), [])}
         server.numbers["held"][str(client)] = sorted(held)
 
     def _sample(self, stored: list[str], client: int, step: int, seed: int, in_step: bool = True) -> list[str]:
@@ -246,7 +247,7 @@ class FedWeIT(APD):
         super().finish(client, lesson)
 
     def give(self, client: State, lesson: Lesson) -> dict[str, Payload]:
-        return {"adaptive": client.archive[f"adaptive/{lesson.step}"]}
+        return shared_adaptive(client.archive[f"adaptive/{lesson.step}"], lesson.layout, self.options.share)
 
     @property
     def _shares_adaptive(self) -> bool:
