@@ -253,7 +253,7 @@ def test_the_plan_is_read_as_it_was_written(tmp_path):
     assert 'async = "tasks"' in plan.toml()
     with pytest.raises(Problem, match=r"unknown key clock.speed; did you mean clock.spread\?"):
         Plan(**{"clock.speed": 2.0})
-    with pytest.raises(Problem, match="async: .*'none'"):
+    with pytest.raises(Problem, match=r"async: .*'none'"):
         Plan(**{"async": "never"})
     with pytest.raises(Problem, match="quorum is 9 but 5 clients"):
         Plan(quorum=9)

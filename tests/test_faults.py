@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from statistics import fmean
 from typing import Any
@@ -73,7 +74,7 @@ def test_incidents_say_who_when_and_why(tmp_path):
     assert "no answer in time" in said
     tests = [line for line in journal if line["event"] == "tested"]
     assert {(line["client"], line["step"]) for line in tests} == {(c, s) for c in range(3) for s in range(2)}
-    for one, other in zip(tests, tests[1:], strict=False):
+    for one, other in itertools.pairwise(tests):
         assert one["images"] <= other["images"]
         assert one["time"] <= other["time"]
     assert [len(line["accuracy"]) for line in tests] == [line["step"] + 1 for line in tests]
