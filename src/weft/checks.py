@@ -84,7 +84,7 @@ class Inspector:
             if fault := self._form_fault(tensor, form):
                 return f"tensor {name!r} {fault}"
             values = tensor if isinstance(tensor, torch.Tensor) else tensor.values
-            norm = float(values.double().norm())
+            norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
             if not norm <= self.largest_norm:
                 return (
                     f"tensor {name!r} has the norm {norm:.3g}, at most {self.largest_norm:.3g} is let in (norm_bound)"
