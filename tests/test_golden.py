@@ -295,8 +295,8 @@ def test_lenet(tmp_path, monkeypatch):
 def no_foreign_term(monkeypatch):
     whole = apd.compose
 
-    def compose(layout, base, mask, adaptive, attention, foreign, out):
-        whole(layout, base, mask, adaptive, None, [], out)
+    def compose(layout, base, mask, adaptive, attention, foreign, out, origin):
+        whole(layout, base, mask, adaptive, None, [], out, origin)
 
     monkeypatch.setattr(apd, "compose", compose)
 

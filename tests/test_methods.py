@@ -502,6 +502,8 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("mask_trained", False, {}),
     ("send", "product", {}),
     ("divide", "clients", {}),
+    ("divide", "anchored", {}),
+    ("adaptive_origin", "start", {}),
     ("kb_size", 1, {}),
     ("kb_size", 0, {}),
     ("kb_from", "last", {"tasks": 3, "kb_size": "all"}),

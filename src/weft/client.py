@@ -105,7 +105,7 @@ def answer(world: World, client: int, state: State, wire: bytes) -> bytes:
         request.receiver, request.sender, request.request_id, (), request.step, request.round, tensors, numbers
     )
     state.numbers["answered"] = request.request_id
-    state.reply = encode(reply, world.plan.precision)
+    state.reply = encode(reply, world.plan.wire)
     return state.reply
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from weft.tensors import LARGEST
 
-Precision = Literal["float32", "half"]
+Precision = Literal["float32", "half", "int8"]
 
 DEEPEST = 32  # levels of nesting in numbers
 

@@ -246,7 +246,7 @@ class Federation:
             tensors, numbers = self.method.brief(self.server, client, step, first, self.plan) if exchanges else ({}, {})
             request_id = visit.request_id
             request = Message("server", f"client-{client}", request_id, ops, step, round_index, tensors, numbers)
-            wire = encode(request, self.plan.precision)
+            wire = encode(request, self.plan.wire)
             self.server.archive.spill(SERVER_MEMORY)
             if exchanges:
                 self._weigh("s2c", visit, wire)

@@ -14,7 +14,7 @@ Little-endian throughout. A tensor's place in the payload:
     sparse-mask   one bit a position, values
                   (of the two, whichever index is smaller; gaps if they tie)
 
-Values are float32, or float16 if the message was encoded in half precision; decoded they are always float32.
+How values are written (float32, half or int8) stands in values.py; decoded they are always float32.
 
 Each message has exactly one encoding, and `decode` refuses every other sequence of bytes. A checksum guards against
 accidents only: whoever can send bytes can send a valid checksum, so every claim is checked against the bytes that are
@@ -24,7 +24,6 @@ really there before anything is allocated by it.
 from __future__ import annotations
 
 import json
-import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -39,6 +38,7 @@ import torch
 from weft.errors import Problem
 from weft.headers import Precision, description_fault, header_fault, name_fault
 from weft.tensors import LARGEST, Payload, Rows, Sparse, kept_size, same
+from weft.values import Chunk, count_nonzeros, length, own, values_in, values_out
 
 MAGIC = b"WEFT"
 VERSION = 1
@@ -47,11 +47,7 @@ CHECKSUM = struct.Struct("<I")
 LONGEST_HEADER = 2**22  # JSON grows about thirtyfold when parsed: 4 MiB is far above any need and far below harm
 ESCAPE = 255
 
-_VALUES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "half": np.dtype("<f2")}
-_NATIVE = {"float32": torch.float32, "half": torch.float16}
-
 _Bytes = npt.NDArray[np.uint8]
-_Chunk = npt.NDArray[Any]
 
 
 class BadMessage(Problem):
@@ -95,15 +91,15 @@ class PartWeight(NamedTuple):
 def encode(message: Message, precision: Precision = "float32") -> bytes:
     """The bytes of a message. What the format cannot carry (NaN, too large for half) is a `Problem` here, not there."""
     if precision not in get_args(Precision):
-        raise ValueError(f"precision is 'float32' or 'half', got {precision!r}")
+        raise ValueError(f"precision is one of {', '.join(get_args(Precision))}, got {precision!r}")
     descriptions: list[dict[str, Any]] = []
-    chunks: list[_Chunk] = []
+    chunks: list[Chunk] = []
     for name in sorted(message.tensors):
         if fault := name_fault(name):
             raise ValueError(f"tensor {name!r} needs another name: {fault}")
         description, index, values = _shape_out(name, message.tensors[name])
         descriptions.append({"name": name, **description})
-        chunks += [*index, _values_out(name, values, precision)]
+        chunks += [*index, *values_out(name, values, precision)]
     header = _header_out(message, precision, descriptions)
     prefix = PREFIX.pack(MAGIC, VERSION, len(header), sum(chunk.nbytes for chunk in chunks))
     checksum = zlib.crc32(header, zlib.crc32(prefix))
@@ -130,7 +126,7 @@ def _header_out(message: Message, precision: Precision, descriptions: list[dict[
     return header
 
 
-def _shape_out(name: str, payload: Payload) -> tuple[dict[str, Any], list[_Chunk], torch.Tensor]:
+def _shape_out(name: str, payload: Payload) -> tuple[dict[str, Any], list[Chunk], torch.Tensor]:
     """A tensor's description, the chunks that say where its values stand, and the values."""
     if isinstance(payload, Rows):
         kept = np.packbits(payload.kept.cpu().numpy(), bitorder="little")
@@ -145,7 +141,7 @@ def _shape_out(name: str, payload: Payload) -> tuple[dict[str, Any], list[_Chunk
     return {"encoding": "dense", "size": payload.numel()}, [], payload
 
 
-def _index_out(size: int, indices: npt.NDArray[np.int32]) -> tuple[dict[str, Any], list[_Chunk]]:
+def _index_out(size: int, indices: npt.NDArray[np.int32]) -> tuple[dict[str, Any], list[Chunk]]:
     gaps = _gaps(indices)
     if _mask_is_smaller(size, gaps):
         mask = np.zeros(size, dtype=np.bool_)
@@ -156,20 +152,6 @@ def _index_out(size: int, indices: npt.NDArray[np.int32]) -> tuple[dict[str, Any
     return {"count": gaps.size, "encoding": "sparse-gaps", "size": size}, [short, escaped]
 
 
-def _values_out(name: str, values: torch.Tensor, precision: Precision) -> _Chunk:
-    values = values.detach().cpu().contiguous()
-    if not _finite(values):
-        raise Problem(
-            f"tensor {name!r} holds values that are not finite; the training diverged, lower the learning rate"
-        )
-    if precision == "half":
-        values = values.to(torch.float16)
-        if not _finite(values):
-            raise Problem(f"tensor {name!r} holds values beyond 65,504, too large for half precision; choose float32")
-    array: _Chunk = values.numpy()  # (count,)
-    return array.astype(_VALUES[precision], copy=False)
-
-
 # ---- in: bytes -> message --------------------------------------------------------------------------------------------
 
 
@@ -178,6 +160,7 @@ class _Part(NamedTuple):
 
     name: str
     nbytes: int
+    value_count: int
     values: _Bytes
     shape: Callable[[torch.Tensor], Payload]  # from the values (count,) to the payload
 
@@ -202,12 +185,10 @@ def decode(wire: bytes | memoryview) -> Message:
 def weigh(wire: bytes | memoryview) -> dict[str, PartWeight]:
     """Bytes and nonzeros by part: each tensor by its name, and "header" for all else; the bytes sum to len(wire)."""
     header, payload = _unwrap(wire)
-    bits = np.dtype(f"<u{_VALUES[header['precision']].itemsize}")
     weights = {"header": PartWeight(memoryview(wire).nbytes - payload.nbytes, 0)}
     for part in _parts(header, payload):
-        # the sign is shifted out, so that -0.0 counts as the zero that it is
-        nonzeros = np.count_nonzero(np.left_shift(part.values.view(bits), 1))
-        weights[part.name] = PartWeight(part.nbytes, int(nonzeros))
+        nonzeros = count_nonzeros(part.values, part.value_count, header["precision"])
+        weights[part.name] = PartWeight(part.nbytes, nonzeros)
     return weights
 
 
@@ -254,7 +235,6 @@ def _header_in(raw: bytes) -> dict[str, Any]:
 
 def _parts(header: dict[str, Any], payload: _Bytes) -> Iterator[_Part]:
     """The tensors one after another; together they must be the payload exactly."""
-    width = _VALUES[header["precision"]].itemsize
     before, at = "", 0
 
     def take(count: int) -> _Bytes:
@@ -270,36 +250,40 @@ def _parts(header: dict[str, Any], payload: _Bytes) -> Iterator[_Part]:
         name, begin = description["name"], at
         if name <= before:
             _refuse(f"tensor {name!r} is named twice or out of order")
-        values, shape = _shape_in(description, take, width)
-        yield _Part(name, at - begin, values, shape)
+        count, values, shape = _shape_in(description, take, header["precision"])
+        yield _Part(name, at - begin, count, values, shape)
         before = name
     if at != payload.size:
         _refuse(f"{payload.size - at:,} bytes of its payload belong to no tensor")
 
 
 def _shape_in(
-    description: dict[str, Any], take: Callable[[int], _Bytes], width: int
-) -> tuple[_Bytes, Callable[[torch.Tensor], Payload]]:
-    """The bytes of a tensor's values, and what makes the payload of them; all is taken before anything is built."""
+    description: dict[str, Any], take: Callable[[int], _Bytes], precision: Precision
+) -> tuple[int, _Bytes, Callable[[torch.Tensor], Payload]]:
+    """How many values a tensor has, their bytes, and what makes the payload of them; nothing is built before."""
     name, encoding = description["name"], description["encoding"]
     if encoding == "dense":
-        return take(width * description["size"]), lambda values: values
+        count = description["size"]
+        return count, take(length(count, precision)), lambda values: values
     if encoding == "rows":
         segments = tuple((rows, columns) for rows, columns in description["segments"])
-        kept = _own(_mask_in(name, take, sum(rows for rows, _ in segments)), torch.bool)
-        return take(width * kept_size(segments, kept)), partial(Rows, segments, kept)
+        kept = own(_mask_in(name, take, sum(rows for rows, _ in segments)), torch.bool)
+        count = kept_size(segments, kept)
+        return count, take(length(count, precision)), partial(Rows, segments, kept)
     size = description["size"]
     if encoding == "sparse-mask":
         mask = _mask_in(name, take, size)
-        values = take(width * int(np.count_nonzero(mask)))
+        count = int(np.count_nonzero(mask))
+        values = take(length(count, precision))
         indices = np.flatnonzero(mask)
         if not _mask_is_smaller(size, _gaps(indices)):
             _refuse(f"tensor {name!r} comes with a mask where gaps are not longer")
     else:
-        short = take(description["count"])
+        count = description["count"]
+        short = take(count)
         large = short == ESCAPE
         escaped = take(4 * int(np.count_nonzero(large))).view("<u4")
-        values = take(width * short.size)
+        values = take(length(count, precision))
         gaps = short.astype(np.int64)
         gaps[large] = escaped
         indices = np.cumsum(gaps + 1) - 1  # below 2**63: fewer than 2**31 gaps, each below 2**32
@@ -309,7 +293,7 @@ def _shape_in(
             _refuse(f"tensor {name!r} has an escaped gap of {escaped.min()}, which needs no escape")
         if _mask_is_smaller(size, gaps):
             _refuse(f"tensor {name!r} comes with gaps where a mask is shorter")
-    return values, partial(Sparse, size, _own(indices, torch.int32))
+    return count, values, partial(Sparse, size, own(indices, torch.int32))
 
 
 def _mask_in(name: str, take: Callable[[int], _Bytes], count: int) -> npt.NDArray[np.bool_]:
@@ -320,17 +304,10 @@ def _mask_in(name: str, take: Callable[[int], _Bytes], count: int) -> npt.NDArra
 
 
 def _values_in(part: _Part, precision: Precision) -> torch.Tensor:
-    values = _own(part.values.view(_VALUES[precision]), _NATIVE[precision])
-    if not _finite(values):
-        _refuse(f"tensor {part.name!r} holds values that are not finite")
-    return values.float()
-
-
-def _own(array: _Chunk, dtype: torch.dtype) -> torch.Tensor:
-    """A copy in torch's own, 64-byte aligned allocation: no wire is kept alive, and kernels run at full speed."""
-    tensor = torch.empty(array.size, dtype=dtype)
-    tensor.numpy()[...] = array
-    return tensor
+    try:
+        return values_in(part.values, part.value_count, precision)
+    except ValueError as reason:
+        _refuse(f"tensor {part.name!r} {reason}")
 
 
 # ---- both ways -------------------------------------------------------------------------------------------------------
@@ -360,11 +337,6 @@ def _mask_is_smaller(size: int, gaps: npt.NDArray[Any]) -> bool:
 
 def _mask_length(count: int) -> int:
     return (count + 7) // 8
-
-
-def _finite(values: torch.Tensor) -> bool:
-    # the extremes hand NaN on, in a twentieth of the time of isfinite().all()
-    return values.numel() == 0 or all(math.isfinite(extreme) for extreme in torch.aminmax(values))
 
 
 def _refuse(why: str) -> NoReturn:

@@ -61,7 +61,7 @@ class Plan(BaseModel):
     optimizer_memory: Literal["task", "round"] = "task"  # how long Adam's moments are kept
     shuffle: bool = True
     measured_model: Literal["own", "global"] = "own"  # after the client's last epoch, or after the next theta_G
-    precision: Literal["float32", "half"] = "float32"  # of values on the wire
+    precision: Literal["auto", "float32", "half", "int8"] = "auto"  # of values on the wire; auto: each method's own
     # tasks: rounds in step, but a task takes each client another number of them; arrival: no common rounds either
     asynchronous: Literal["none", "tasks", "arrival"] = Field("none", alias="async")
     rounds_spread: float = Field(0.5, ge=0, lt=1)  # async: a task takes rounds_per_task, give or take this share
@@ -108,6 +108,8 @@ class Plan(BaseModel):
         object.__setattr__(self, "method", methods.canonical("+".join(map(absolute, self.method.split("+")))))
         object.__setattr__(self, "network", absolute(self.network))
         self._settle_optimizer()
+        if self.precision == "auto":
+            object.__setattr__(self, "precision", methods.class_of(self.method).precision)
         for part, options in (
             ("method", methods.options_of(self.method)),
             ("network", networks.options_of(self.network)),
@@ -157,6 +159,12 @@ class Plan(BaseModel):
             object.__setattr__(self, "optimizer", method.optimizer)
         if self.optimizer == "sgd" and self.sgd_rate == "auto":
             object.__setattr__(self, "sgd_rate", method.sgd_rate)
+
+    @property
+    def wire(self) -> Literal["float32", "half", "int8"]:
+        """The precision, settled."""
+        assert self.precision != "auto"
+        return self.precision
 
     @classmethod
     def load(cls, path: str | Path, words: Iterable[str] = (), **more: Any) -> Self:

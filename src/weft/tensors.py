@@ -69,7 +69,10 @@ class Rows:
 
     def dense(self) -> torch.Tensor:
         """The whole vector (size,), zeros where a row was not kept."""
-        vector = self.values.new_zeros(self.size)
+        return self.over(self.values.new_zeros(self.size))
+
+    def over(self, vector: torch.Tensor) -> torch.Tensor:
+        """The given vector (size,) with the kept rows written over its own, in place."""
         at = begin = 0
         for (rows, width), chosen in zip(self.segments, _by_segment(self.kept, self.segments), strict=True):
             count = int(chosen.sum()) * width

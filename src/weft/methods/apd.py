@@ -68,6 +68,8 @@ class Options(base.Options):
     mask_trained: bool = True  # by the task loss, as the paper says
     past: Literal["frozen", "closed", "joint"] = "frozen"  # A of past tasks: put, solved once a round, or learned on
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
+    # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send
+    adaptive_origin: Literal["start", "zero"] = "zero"
     without: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # the paper's ablations
 
 
@@ -76,6 +78,7 @@ class DecomposedWork(Work):
     """Besides the variables: what stays put during a round."""
 
     layout: Layout = None  # type: ignore[assignment]
+    origin: torch.Tensor | None = None  # what A is counted from, if not from 0
     foreign: list[Foreign] = field(default_factory=list)
     reference: torch.Tensor | None = None  # B(t-1)
     past_steps: list[int] = field(default_factory=list)  # which past tasks the drift term guards
@@ -97,10 +100,10 @@ class APD(Method):
         super().begin(client, lesson)
         layout, options = lesson.layout, self.options
         rng = generator(lesson.plan.seed, "mask", lesson.client, lesson.step)
-        start = options.mask_start + options.mask_spread * torch.from_numpy(rng.standard_normal(layout.rows))
-        client.tensors["mask"] = start.float().clone()
-        share = 0.0 if "a" in options.without else options.adaptive_start
-        client.tensors["adaptive"] = lesson.initial()[: layout.weights] * share
+        mask = options.mask_start + options.mask_spread * torch.from_numpy(rng.standard_normal(layout.rows))
+        client.tensors["mask"] = mask.float().clone()
+        start = self._start(lesson)
+        client.tensors["adaptive"] = start if options.adaptive_origin == "zero" else torch.zeros_like(start)
         if lesson.step > 0:
             client.tensors["reference"] = client.tensor("base").clone()  # B(t-1)
         if options.past != "frozen":
@@ -112,6 +115,7 @@ class APD(Method):
         device, weights = network.vector.device, lesson.layout.weights
         network.vector[weights:] = client.tensor("private")
         work = DecomposedWork(network, {}, {}, layout=layout, first_task=lesson.step == 0)
+        work.origin = self._origin(lesson)
         trained = ["base", *(["mask"] if "m" not in without else []), *(["adaptive"] if "a" not in without else [])]
         for name in trained:
             work.variables[name] = client.tensor(name).to(device, copy=True)
@@ -160,7 +164,8 @@ class APD(Method):
         if tested and adaptive is not None:
             adaptive = self._pruned(adaptive)
         out = work.network.vector[: work.layout.weights]
-        compose(work.layout, v["base"], self._mask(v.get("mask")), adaptive, v.get("attention"), work.foreign, out)
+        mask, attention = self._mask(v.get("mask")), v.get("attention")
+        compose(work.layout, v["base"], mask, adaptive, attention, work.foreign, out, work.origin)
 
     def pull_back(self, work: Work) -> None:
         assert isinstance(work, DecomposedWork)
@@ -270,7 +275,7 @@ class APD(Method):
             attention = attention.to(device)
         mask = None if mask is None else mask.to(device)
         own_base, out = client.tensor("base").to(device), network.vector[:weights]
-        compose(lesson.layout, own_base, mask, adaptive.to(device), attention, foreign, out)
+        compose(lesson.layout, own_base, mask, adaptive.to(device), attention, foreign, out, self._origin(lesson))
 
     def size(self, client: State) -> Size:
         """B, and of every task m, A, alpha, biases and head; and each foreign A that any of them uses, once."""
@@ -281,6 +286,16 @@ class APD(Method):
         return Size(b.nbytes + kept, 4 * values)
 
     # ---- small parts -------------------------------------------------------------------------------------------------
+
+    def _start(self, lesson: Lesson) -> torch.Tensor:
+        share = 0.0 if "a" in self.options.without else self.options.adaptive_start
+        return lesson.initial()[: lesson.layout.weights] * share
+
+    def _origin(self, lesson: Lesson) -> torch.Tensor | None:
+        """What A is counted from, where that is not 0."""
+        if self.options.adaptive_origin == "zero":
+            return None
+        return self._start(lesson).to(lesson.network.vector.device)
 
     @property
     def _lambda_drift(self) -> float:

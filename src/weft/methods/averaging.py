@@ -104,9 +104,14 @@ def _sent_units(part: Payload) -> torch.Tensor:
 
 
 def merge(received: Payload, own: torch.Tensor) -> torch.Tensor:
-    """B(n) = theta_G(n) where theta_G(n) is not 0 (section 3.4), and the client's own value elsewhere."""
+    """B(n) = theta_G(n) where theta_G(n) is not 0 (section 3.4), and the client's own value elsewhere.
+
+    Of rows all values count that were sent: one that the wire rounded to 0 was sent too.
+    """
     if isinstance(received, torch.Tensor):
         return received
+    if isinstance(received, tensors.Rows):
+        return received.over(own.clone())
     value = received.dense()
     return torch.where(value != 0, value, own)
 

@@ -116,6 +116,7 @@ class Method:
 
     optimizer: ClassVar[Literal["adam", "sgd"]] = "adam"  # sgd: the method's formulas hold for no other
     sgd_rate: ClassVar[float] = 0.05  # at the start of a task, where the plan names none; docs/experiments.md
+    precision: ClassVar[Literal["float32", "half", "int8"]] = "float32"  # of values on the wire, unless the plan says
     sees_all: ClassVar[bool] = False  # all tasks of a client at once, the one exception to a task's data being its own
     # for combinations
     composes: ClassVar[bool] = False  # is theta made of several variables, and not `base` itself?

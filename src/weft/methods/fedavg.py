@@ -24,7 +24,7 @@ from weft.methods.formulas import largest_places
 if TYPE_CHECKING:
     import torch
 
-    from weft import tensors
+    from weft import tensors, values
     from weft.message import Message
     from weft.networks.flat import Layout
     from weft.plan import Plan
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 else:
     torch = lazy("torch")
     tensors = lazy("weft.tensors")
+    values = lazy("weft.values")
 
 
 class Options(base.Options):
@@ -95,17 +96,17 @@ class FedAvg(Method):
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         return super().contribute(client, lesson) | self.cut(self.shared(client.tensors, lesson.layout), client, lesson)
 
-    def cut(self, values: dict[str, torch.Tensor], client: State, lesson: Lesson) -> dict[str, Payload]:
+    def cut(self, vectors: dict[str, torch.Tensor], client: State, lesson: Lesson) -> dict[str, Payload]:
         """What is sent of vectors that are called `base` or `.../base`: with keep < 1 the same places of each."""
-        if lesson.plan.precision == "half":  # as it will arrive, since some methods remember what they said
-            values = {name: value.half().float() for name, value in values.items()}
+        # as they will arrive, since some methods remember what they said
+        vectors = {name: values.arriving(vector, lesson.plan.wire) for name, vector in vectors.items()}
         if self.options.keep == 1:
-            return {name: value.clone() for name, value in values.items()}
+            return {name: vector.clone() for name, vector in vectors.items()}
         moved = (client.tensor("base") - client.tensor("received")).abs()
         count = math.ceil(self.options.keep * len(moved) - 1e-9)
         chosen = torch.nonzero(largest_places(moved, count)).view(-1)
         found: dict[str, Payload] = {}
-        for name, value in values.items():
+        for name, vector in vectors.items():
             whole = name.rpartition("/")[2] != "base"  # biases are few
-            found[name] = value.clone() if whole else tensors.Sparse(len(value), chosen.int(), value[chosen])
+            found[name] = vector.clone() if whole else tensors.Sparse(len(vector), chosen.int(), vector[chosen])
         return found

@@ -46,7 +46,8 @@ Part = Literal["b_comm", "a_comm", "a", "m", "l1", "l2"]
 class Options(apd.Options):
     keep: float = Field(0.3, gt=0, le=1)  # the share of each layer's rows that is sent; 30 % in the paper
     send: Literal["base", "product"] = "base"  # the kept rows of B, or of B * m
-    divide: Literal["senders", "clients"] = "senders"  # a row's sum by how many sent it, or by all that took part
+    # a row's sum by how many sent it, or by all that took part; anchored: by all, those silent counted as theta_G's
+    divide: Literal["senders", "clients", "anchored"] = "senders"
     average: Average = "equal"  # Alg. 1 line 9
     kb_size: Annotated[int, Field(ge=0)] | Literal["all"] = 5  # foreign A's that a client is given for a task
     kb_from: Literal["all", "last"] = "all"  # out of all past tasks (3.3), or the last one's alone (3.4)
@@ -115,13 +116,19 @@ class FedWeIT(APD):
     def open_server(self, server: State, initial: torch.Tensor, layout: Layout, plan: Plan) -> None:
         everything = torch.ones(layout.rows, dtype=torch.bool)
         server.tensors["global"] = tensors.Rows.of(initial[: layout.weights], layout.segments, everything)
+        if self.options.divide == "anchored":
+            server.tensors["anchor"] = initial[: layout.weights].clone()  # theta_G whole; changed rows are sent
         if self.options.biases == "shared":
             server.tensors["biases"] = initial[layout.weights :].clone()
         server.numbers["held"] = {}  # which foreign A's a client has been sent: none is sent twice
 
     def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
         """Alg. 1 line 6: theta_G, and kb^(t) with it if the client meets it first."""
-        sent: dict[str, Payload] = {} if "b_comm" in self.options.without else dict(server.tensors)
+        sent: dict[str, Payload] = {
+            name: server.tensors[name] for name in ("global", "biases") if name in server.tensors
+        }
+        if "b_comm" in self.options.without:
+            sent = {}
         if not first:
             return sent, {}
         if not self._shares_adaptive:
@@ -158,8 +165,11 @@ class FedWeIT(APD):
         if not replies:
             return
         weights = reply_weights(replies, self.options.average)
-        divide: Literal["senders", "all"] = "senders" if self.options.divide == "senders" else "all"
-        server.tensors["global"] = average(sent(replies, "base"), weights, divide)
+        if self.options.divide == "anchored":
+            server.tensors["global"] = anchored(server.tensor("anchor"), sent(replies, "base"), weights)
+        else:
+            divide: Literal["senders", "all"] = "senders" if self.options.divide == "senders" else "all"
+            server.tensors["global"] = average(sent(replies, "base"), weights, divide)
         if self.options.biases == "shared":
             server.tensors["biases"] = average(sent(replies, "biases"), weights)
 
@@ -167,7 +177,8 @@ class FedWeIT(APD):
         absorb(server, reply, weight)
 
     def why_not_as_it_comes(self) -> str:
-        return "method.divide=clients divides by the clients of a round" if self.options.divide == "clients" else ""
+        divide = self.options.divide
+        return "" if divide == "senders" else f"method.divide={divide} divides by the clients of a round"
 
     def expected(self, layout: Layout) -> dict[str, Form] | None:
         found = {} if "b_comm" in self.options.without else {"base": Form("rows", layout.weights)}
@@ -252,3 +263,19 @@ class FedWeIT(APD):
     @property
     def _shares_adaptive(self) -> bool:
         return not {"a", "a_comm"} & set(self.options.without)
+
+
+def anchored(anchor: torch.Tensor, parts: list[Payload], weights: list[float]) -> tensors.Rows:
+    """theta_G moved towards what was sent; whoever did not send a row is counted as sending theta_G's.
+
+    `anchor` is theta_G whole and is moved in place; the rows that somebody sent are returned.
+    """
+    moved: list[Payload] = []
+    for part in parts:
+        assert isinstance(part, tensors.Rows)
+        before = tensors.Rows.of(anchor, part.segments, part.kept)
+        moved.append(tensors.Rows(part.segments, part.kept, part.values - before.values))
+    step = average(moved, weights, "all")
+    assert isinstance(step, tensors.Rows)
+    anchor.add_(step.dense())
+    return tensors.Rows.of(anchor, step.segments, step.kept)

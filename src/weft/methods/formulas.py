@@ -44,11 +44,17 @@ def compose(
     attention: torch.Tensor | None,
     foreign: list[Foreign],
     out: torch.Tensor,
+    origin: torch.Tensor | None = None,
 ) -> None:
     """Eq. 1: theta = B * m + A + sum over foreign f and layers l of alpha[l, f] * A_f, written into `out`.
 
-    `attention` is (layers * foreign,), layer by layer. No mask means m = 1, no adaptive A = 0.
+    `attention` is (layers * foreign,), layer by layer. No mask means m = 1, no adaptive A = 0. With an `origin`,
+    `adaptive` is counted from there: A = origin + adaptive.
     """
+    if origin is not None and adaptive is not None:
+        compose(layout, base, mask, origin, attention, foreign, out)
+        out.add_(adaptive)
+        return
     if mask is None:
         out.copy_(base)
         if adaptive is not None:

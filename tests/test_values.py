@@ -1,0 +1,124 @@
+"""Values in a little more than eight bits each: digits by hand, limits of the error, one way to write each."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.errors import Problem
+from weft.message import BadMessage, Message, decode, encode, weigh
+from weft.tensors import Rows, Sparse, same
+from weft.values import BLOCK, PORTION, arriving, length, values_in, values_out
+
+FLOATS = st.floats(-(2.0**120), 2.0**120, width=32)
+
+
+def written(values: torch.Tensor) -> np.ndarray:
+    return np.concatenate([chunk.view(np.uint8) for chunk in values_out("x", values, "int8")])
+
+
+@pytest.mark.parametrize(
+    ("values", "exponents", "integers"),
+    [
+        ([1.0, -0.5, 0.25], [-6], [64, -32, 16]),
+        ([127.0, 1.0, 0.4], [0], [127, 1, 0]),
+        ([127.5, 1.0], [1], [64, 0]),  # 127.5 would round to 128, so the exponent is one more; 1/2 rounds to even
+        ([0.0, -0.0], [-120], [0, 0]),
+        ([1e-38], [-120], [0]),  # below half of 2^-120
+        ([], [], []),
+    ],
+)
+def test_digits_by_hand(values, exponents, integers):
+    wire = written(torch.tensor(values))
+    assert wire.view(np.int8).tolist() == [*exponents, *integers]
+
+
+def test_each_block_has_its_own_exponent():
+    values = torch.cat([torch.full((BLOCK,), 1.0), torch.full((3,), 1e-3)])
+    wire = written(values)
+    assert wire.size == length(values.numel(), "int8") == 2 + BLOCK + 3
+    assert wire[:2].view(np.int8).tolist() == [-6, -16]  # 1e-3 * 2^16 = 65.5
+    assert torch.allclose(values_in(wire, values.numel(), "int8"), values, rtol=0.5 / 64)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(FLOATS, max_size=3 * BLOCK))
+def test_the_error_is_small_and_writing_again_changes_nothing(numbers):
+    values = torch.tensor(numbers)
+    wire = written(values)
+    got = values_in(wire, values.numel(), "int8")
+    assert np.array_equal(written(got), wire)
+    for block, back in zip(values.split(BLOCK), got.split(BLOCK), strict=True):
+        if block.numel():
+            limit = max(float(block.abs().max()) / 127, 2.0**-121)
+            assert float((back.double() - block.double()).abs().max()) <= limit
+
+
+def test_long_vectors_are_worked_on_in_portions_that_leave_no_seam():
+    values = torch.randn(2 * PORTION + 5, generator=torch.Generator().manual_seed(0))
+    got = values_in(written(values), values.numel(), "int8")
+    seam = slice(PORTION - BLOCK, PORTION + BLOCK)
+    assert torch.equal(got[seam], values_in(written(values[seam]), 2 * BLOCK, "int8"))
+    assert float((got - values).abs().max()) <= float(values.abs().max()) / 127
+
+
+def test_what_arrives_is_what_was_promised():
+    values = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(arriving(values, "float32"), values)
+    assert torch.equal(arriving(values, "half"), values.half().float())
+    sent = Message("server", "client-0", "0.0.0", (), 0, 0, {"x": values})
+    assert torch.equal(arriving(values, "int8"), decode(encode(sent, "int8")).tensors["x"])
+
+
+def test_all_shapes_travel_as_bytes():
+    generator = torch.Generator().manual_seed(2)
+    vector = torch.randn(600, generator=generator)
+    kept = torch.rand(20, generator=generator) < 0.5
+    tensors = {
+        "dense": vector,
+        "rows": Rows.of(vector, ((20, 30),), kept),
+        "sparse": Sparse.of(vector * (vector.abs() > 1.5)),
+    }
+    wire = encode(Message("client-0", "server", "0.0.0", (), 0, 0, tensors), "int8")
+    got = decode(wire)
+    assert encode(got, "int8") == wire
+    weights = weigh(wire)
+    assert sum(weight.bytes for weight in weights.values()) == len(wire)
+    assert weights["dense"] == (600 + 19, int(got.tensors["dense"].count_nonzero()))
+    for name, sent in tensors.items():
+        assert type(got.tensors[name]) is type(sent)
+        assert not same(got.tensors[name], sent)  # something was rounded
+    assert torch.equal(got.tensors["sparse"].indices, tensors["sparse"].indices)
+
+
+def test_too_large_for_a_byte():
+    with pytest.raises(Problem, match="too large for int8; choose float32"):
+        values_out("x", torch.tensor([2.0**127]), "int8")
+    with pytest.raises(Problem, match="not finite"):
+        values_out("x", torch.tensor([float("nan")]), "int8")
+
+
+@pytest.mark.parametrize(
+    ("integers", "why"),
+    [
+        ([0, -128, 1], "does not use"),
+        ([121, 64, 1], "does not use"),
+        ([-121, 64, 1], "does not use"),
+        ([0, 63, 1], "smaller exponent"),
+        ([-119, 0, 0], "smaller exponent"),
+    ],
+)
+def test_what_nobody_writes_is_refused(integers, why):
+    with pytest.raises(ValueError, match=why):
+        values_in(np.array(integers, dtype=np.int8).view(np.uint8), 2, "int8")
+    good = encode(Message("server", "client-0", "0.0.0", (), 0, 0, {"x": torch.tensor([1.0, 0.5])}), "int8")
+    assert decode(good).tensors["x"].tolist() == [1.0, 0.5]
+    body = good[:-7] + np.array(integers, dtype=np.int8).tobytes()
+    with pytest.raises(BadMessage, match=why):
+        decode(body + struct.pack("<I", zlib.crc32(body)))
