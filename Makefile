@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := build/peers
 
-.PHONY: demo test quick lint clean
+.PHONY: demo test quick lint peers clean
 
 demo: $(VENV)/ready
 	$(BIN)/weft demo
@@ -30,7 +31,16 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-to-test: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		pytest pytest-xdist hypothesis pandas scipy ruff mypy
+		pytest pytest-xdist hypothesis pandas scipy matplotlib ruff mypy
+	touch $@
+
+# what users would pick instead, in an environment of its own: for `weft bench --peers`
+peers: $(PEERS)/ready
+
+$(PEERS)/ready: constraints.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(PEERS)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" "flwr[simulation]==1.41.0"
 	touch $@
 
 clean:

@@ -375,7 +375,6 @@ MISTAKES = {
     "zero tasks": (["run", "demo", "tasks=0"], ["tasks"]),
     "unknown method": (["run", "demo", "method=fedwiet"], ["did you mean fedweit?"]),
     "no key": (["run", "demo", "5"], ["key=value"]),
-    "no table": (["repro"], ["NAME"]),
     "nearly a table": (["repro", "method-glyphs"], ["did you mean methods-glyphs?"]),
     "nearly a row": (["repro", "methods-glyphs", "--only", "fedwiet"], ["did you mean fedweit?"]),
     "no seeds of a table": (["repro", "methods-glyphs", "--seeds", "0"], ["--seeds"]),

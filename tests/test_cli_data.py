@@ -117,9 +117,10 @@ def test_show_a_scenario(command, small_cache, name):
     outcome = command("show", name, "--data-dir", small_cache)
     assert (outcome.code, outcome.err) == (0, "")
     assert_readable(outcome.out)
-    assert f"{name}: 5 clients" in outcome.out
+    clients = 2 if name == "interference" else 5
+    assert f"{name}: {clients} clients" in outcome.out
     found = json.loads(command("show", name, "seed=1", "--json", "--data-dir", small_cache).out)
-    assert len(found["sequences"]) == found["clients"] == 5
+    assert len(found["sequences"]) == found["clients"] == clients
     assert set(found["sequences"][0][0]) == {"name", "dataset", "classes", "sizes"}
 
 

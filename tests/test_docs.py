@@ -2,7 +2,7 @@
 
 The plan `demo` is replaced by a tiny one there (a file called `demo` in the current folder comes before the ready plan
 of that name), so that what is tested are the words of the documentation and not once more the learning. The tables of
-`weft repro`, which look for no file, are given that tiny plan too.
+`weft repro`, which look for no file, are given that tiny plan too, and `weft bench` measures as little as it can.
 """
 
 from __future__ import annotations
@@ -40,6 +40,16 @@ cli.main()
 """
 
 
+TINY_BENCH = """
+from weft import cli
+from weft.bench import whole
+tiny = {"network": "mlp", "batch_size": 10, "scenario.train": 20, "scenario.valid": 10, "scenario.test": 10}
+whole.QUICK = whole.WHOLE = whole.Amounts(2, 2, 1, 3, 1, [5, 1000], 2, 0.0, [10], [10, 20], 1, tiny)
+cli.main()
+"""
+SMALLER = {"repro": ["-c", TINY_TABLES], "bench": ["-c", TINY_BENCH]}  # commands that take no plan's name
+
+
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
@@ -64,9 +74,9 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), words
         elif words[0] == "weft":
             expanded = [found for word in words for found in (_matching(word, tmp_path) or [word])]
-            start = ["-c", TINY_TABLES] if words[1] == "repro" else ["-m", "weft"]
+            start = SMALLER.get(words[1], ["-m", "weft"])
             done = subprocess.run(
-                [sys.executable, *start, *expanded[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=120
+                [sys.executable, *start, *expanded[1:]], cwd=tmp_path, capture_output=True, text=True, timeout=300
             )
             assert done.returncode == 0, f"{shlex.join(words)}: {done.stderr}"
             assert done.stdout.strip(), shlex.join(words)

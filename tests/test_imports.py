@@ -80,6 +80,7 @@ METHOD_FILES = [name for name in under("weft.methods") if name not in ("weft.met
 # from what starts a run down to the weights; data that all of them share (plan, message, ...) is not here
 CHAIN = [
     ["weft.cli"],
+    ["weft.bench"],
     ["weft.repro"],
     ["weft.running"],
     ["weft.session"],
@@ -181,9 +182,12 @@ def test_things_are_found_by_name_without_torch():
     assert named(of("weft.named"), "weft", "torch") == {"weft.errors"}
 
 
-@pytest.mark.parametrize("module", ["weft.tensors", *under("weft.message", "weft.headers")])
+WIRE = {"weft.errors", "weft.tensors", "weft.message", "weft.headers", "weft.values"}
+
+
+@pytest.mark.parametrize("module", ["weft.tensors", *under("weft.message", "weft.headers", "weft.values")])
 def test_the_wire_knows_no_learning(module):
-    assert named(of(module), "weft") <= {"weft.errors", "weft.tensors", "weft.message", "weft.headers"}
+    assert named(of(module), "weft") <= WIRE
 
 
 def loaded_by(*roots: str) -> dict[str, list[str]]:
@@ -325,7 +329,7 @@ def test_an_example_stands_alone():
 def test_only_known_packages_are_used():
     """What pyproject names, and the standard library; anything else would fail on a fresh machine."""
     allowed = {"weft", "torch", "numpy", "safetensors", "pydantic", "typer", "click", "rich", "filelock", "pandas"}
-    allowed |= {"pooch", "requests", "PIL", "scipy"}
+    allowed |= {"pooch", "requests", "PIL", "scipy", "matplotlib"}
     used = {one.split(".")[0] for module in MODULES for one in of(module)}
     assert used - set(sys.stdlib_module_names) <= allowed
 

@@ -4,7 +4,9 @@ import pytest
 import torch
 from helpers import run, vector
 
+from weft import methods
 from weft.methods.fedweit import anchored
+from weft.state import State
 from weft.tensors import Rows
 
 SEGMENTS = ((2, 1), (1, 2))  # two rows of one weight, one row of two
@@ -63,3 +65,13 @@ def test_anchored_equals_the_mean_where_all_send_all():
     )
     names = {name for *_, name in anchored_run.parts("s2c")}
     assert not any("anchor" in name for name in names)  # it never travels
+
+
+def test_saliency_keeps_what_the_loss_would_miss_most():
+    """a^2 * E[g^2]: a small value with a steep gradient stays, a large one with a flat gradient goes."""
+    method = methods.load("apd", {"adaptive_rank": "saliency", "adaptive_keep": 0.5})
+    client = State(tensors={"adam/adaptive/second": vector(9, 1, 0, 4)})
+    adaptive = vector(1, 2, 50, 2)  # 9, 4, 0, 16
+    assert method._cut(client, adaptive).tolist() == [1, 0, 0, 2]
+    del client.tensors["adam/adaptive/second"]
+    assert method._cut(client, adaptive).tolist() == [0, 2, 50, 0]  # nothing is known of gradients: by size

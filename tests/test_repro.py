@@ -20,9 +20,7 @@ import pytest
 from cli_helpers import TINY, Outcome, assert_one_line, journal_lines, tiny, until
 
 import weft.cli
-from weft import Plan, methods, repro
-from weft.errors import Problem
-from weft.plan import ready_plans
+from weft import Plan, repro
 from weft.repro import Row, Table, writing
 from weft.repro.results import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
 from weft.repro.screens import TableBars
@@ -300,13 +298,13 @@ def test_runs_after_a_failed_one_have_fresh_workers(made):
     assert failed == lasting("whole")
 
 
-# ---- mistakes, and the tables there are ------------------------------------------------------------------------------
+# ---- mistakes -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--only", "fedavgg"], ["no row 'fedavgg'", "did you mean fedavg?"]),
+        (["--only", "fedavgg"], ["tiny has no row 'fedavgg'", "did you mean fedavg?"]),
         (["--only", "stl,"], ["no row ''"]),
         (["--seeds", "0"], ["--seeds"]),
         (["--seeds", "many"], ["--seeds", "many"]),
@@ -317,61 +315,3 @@ def test_runs_after_a_failed_one_have_fresh_workers(made):
 def test_mistakes_are_one_line_and_leave_nothing_behind(made, words, said):
     assert_one_line(made(*words), *said)
     assert not list(Path().iterdir())
-
-
-def test_the_table_of_all_methods():
-    table = repro.load("methods-glyphs")
-    labels = [row.label for row in table.rows]
-    assert labels == [*methods.METHODS, *methods.COMBINATIONS, "ewc-1e4"]
-    assert (table.seeds, table.first_seed) == (3, 0)
-    assert table.published["fedweit"] == {"accuracy": (84.11, 0.27), "forgetting": (0.0, 0.0)}
-    assert table.published["stl"] == {"accuracy": (85.78, 0.17)}
-    for entry in table.published.values():
-        assert set(entry) <= {measure.key for measure in writing.MEASURES}
-
-
-def test_a_table_at_a_small_scale_has_files_of_its_own():
-    paper, small = repro.load("table2-cifar"), repro.load("table2-cifar", "small")
-    assert (paper.stem, small.stem) == ("table2-cifar", "table2-cifar-small")
-    sizes = [
-        (plan.clients, plan.tasks, plan.rounds_per_task) for plan in (t.plan_of(t.rows[0], 0) for t in (paper, small))
-    ]
-    assert sizes == [(5, 10, 20), (5, 5, 8)]
-    results = Results(small, small.rows, range(1), {})
-    assert writing.command_of(results) == "weft repro table2-cifar --seeds 1 --scale small"
-    with pytest.raises(Problem, match="one size only"):
-        repro.load("methods-glyphs", "small")
-
-
-@pytest.mark.parametrize("name", repro.TABLES)
-def test_every_table_has_plans_that_are_valid(name):
-    table = repro.load(name)
-    assert table.name == name
-    assert str(table.plan) in ready_plans()
-    for row in table.rows:
-        assert table.plan_of(row, 7).seed == 7
-        assert table.plan_of(row, 7).method == row.method
-
-
-def test_a_file_that_lies_about_is_not_taken_for_the_plan_of_a_table(tmp_path, monkeypatch):
-    (tmp_path / "methods").write_text("clients = 77")
-    monkeypatch.chdir(tmp_path)
-    table = repro.load("methods-glyphs")
-    assert table.plan_of(table.rows[0], 0).clients == 4
-
-
-def test_list_tables(command):
-    outcome = command("list", "tables")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert max(map(len, outcome.out.splitlines())) <= 80
-    listed = json.loads(command("list", "tables", "--json").out)
-    assert [entry["name"] for entry in listed] == list(repro.TABLES)
-    assert set(listed[0]) == {"name", "title", "rows", "plan"}
-    assert "fedweit" in listed[0]["rows"]
-    for word in ("methods-glyphs", "fedweit", "methods"):
-        assert word in outcome.out
-
-
-def test_an_unknown_table():
-    with pytest.raises(Problem, match=r"did you mean methods-glyphs\?"):
-        repro.load("method-glyphs")

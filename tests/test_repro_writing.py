@@ -6,15 +6,20 @@ import dataclasses
 import io
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 from cli_helpers import tiny
 from rich.console import Console
 
 from weft import screens
+from weft.errors import Problem
 from weft.metrics import spread
-from weft.repro import Row, Table, writing
+from weft.repro import Row, Table, desk, writing
 from weft.repro.results import Results, csv_text, line_of, read_csv, short_hash
 from weft.repro.screens import TableBars, rows
 
@@ -100,7 +105,7 @@ def test_latex_by_hand(by_hand):
 
 
 def test_without_numbers_of_the_paper_there_is_no_column_and_no_order(by_hand):
-    bare = Results(dataclasses.replace(by_hand.table, published={}), ROWS, range(2), by_hand.lines)
+    bare = Results(dataclasses.replace(by_hand.experiment, published={}), ROWS, range(2), by_hand.lines)
     for text in (writing.markdown(bare), writing.latex(bare)):
         assert "paper's &" not in text
         assert "| paper's" not in text
@@ -134,7 +139,7 @@ def test_the_csv_is_sorted_and_read_back_to_the_last_digit(tmp_path):
     assert text.splitlines()[0] == (
         "row,method,seed,accuracy,forgetting,backward_transfer,validation_accuracy,c2s_bytes,s2c_bytes,c2s_dense_bytes,"
         "s2c_dense_bytes,c2s_nonzeros,s2c_nonzeros,model_size_bytes,model_size_paper_bytes,seconds,images_per_second,"
-        "plan_hash,summary_hash"
+        "plan_hash,summary_hash,images"
     )
     assert [line.split(",")[2] for line in text.splitlines()[1:]] == ["0", "2", "10"]
     (tmp_path / "a.csv").write_text(text)
@@ -156,7 +161,7 @@ def test_another_process_may_write_meanwhile(tmp_path, table):
     other = Results(table, ROWS, range(1), {})
     for results, row in ((one, ROWS[0]), (other, ROWS[2])):
         results.add(line_of(row, 0, table.plan_of(row, 0).toml(), summary(0.5, 0.1)))
-        writing.write(results, tmp_path)
+        writing.TableDesk(table, tmp_path).write(results)
     assert [label for label, _ in read_csv(tmp_path / "tiny.csv")] == ["fedavg", "stl"]
 
 
@@ -170,7 +175,7 @@ def drawn(thing: object, **options: Any) -> str:
 
 
 def test_long_names_fit_eighty_columns(by_hand):
-    table = dataclasses.replace(by_hand.table, rows=(*ROWS, Row("fedprox+stable-sgd@published", "fedavg")))
+    table = dataclasses.replace(by_hand.experiment, rows=(*ROWS, Row("fedprox+stable-sgd@published", "fedavg")))
     text = drawn(rows(writing.entries_of(Results(table, ROWS, range(2), by_hand.lines)), "±"))
     assert "60.0 ± 14.1" in text
     assert "…" not in text
@@ -207,3 +212,67 @@ def test_the_mean_over_seeds_of_weft_run(finished):
     assert " sd " not in drawn(screens.comparison(summaries))
     ascii_only = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert screens.plus_minus(ascii_only) == "+-"
+
+
+# ---- two processes at once -------------------------------------------------------------------------------------------
+
+WRITER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import test_repro_writing as here
+from pathlib import Path
+from weft.repro import Table, Row, writing
+from weft.repro.results import Results, line_of
+
+rows = tuple(Row(f"row{place}", "fedavg") for place in range(40))
+table = Table("tiny", "A tiny table", Path(sys.argv[2]), rows)
+results = Results(table, rows, range(1), {})
+for row in rows[int(sys.argv[4]) :: 2]:
+    results.add(line_of(row, 0, table.plan_of(row, 0).toml(), here.summary(0.5, 0.1)))
+    writing.TableDesk(table, Path(sys.argv[3])).write(results)
+"""
+
+
+def test_two_processes_lose_no_line(tmp_path, plan_file):
+    here = str(Path(__file__).parent)
+    both = [
+        subprocess.Popen([sys.executable, "-c", WRITER, here, str(plan_file), str(tmp_path), str(first)])
+        for first in (0, 1)
+    ]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert len(read_csv(tmp_path / "tiny.csv")) == 40
+    assert "| row39 | 50.00 |" in (tmp_path / "tiny.md").read_text()
+
+
+def test_a_csv_that_is_locked_for_long_is_told(tmp_path, table, monkeypatch):
+    monkeypatch.setattr(desk, "PATIENCE", 0.1)
+    with filelock.FileLock(tmp_path / ".tiny.lock"), pytest.raises(Problem, match=r"another process is writing .*tiny"):
+        writing.TableDesk(table, tmp_path).write(Results(table, ROWS, range(1), {}))
+
+
+def test_a_csv_without_the_images_is_read(tmp_path, by_hand):
+    """As older ones are."""
+    text = csv_text(by_hand.lines.values())
+    old = "\n".join(line.rpartition(",")[0] for line in text.splitlines()) + "\n"
+    (tmp_path / "old.csv").write_text(old)
+    assert read_csv(tmp_path / "old.csv") == by_hand.lines
+
+
+def test_runs_of_different_images_are_told(by_hand):
+    marks = iter(["cifar100:a svhn:b", "cifar100:c svhn:b", ""])
+    lines = {key: dataclasses.replace(line, images=next(marks)) for key, line in by_hand.lines.items()}
+    text = writing.markdown(Results(by_hand.experiment, ROWS, range(2), lines))
+    assert "Some runs used other images of cifar100 than others: they do not compare." in text
+    assert "do not compare" not in writing.markdown(by_hand)
+
+
+def test_the_papers_sizes_have_the_digits_of_the_paper(by_hand):
+    numbers = {"fedavg": {"model": (61.0, None), "backward_transfer": (-0.0014, None)}, "stl": {"model": (68.93, None)}}
+    measures = ("accuracy", "backward_transfer", "model")
+    table = dataclasses.replace(by_hand.experiment, published=numbers, measures=measures)
+    results = Results(table, ROWS, range(2), by_hand.lines)
+    grid = [line for line in writing.markdown(results).splitlines() if line.startswith("|")]
+    assert grid[0] == "| row | accuracy (%) | backward transfer | paper's | model (MB) | paper's | seeds |"
+    assert grid[2] == "| fedavg | 60.00 ± 14.14 | - | -0.0014 | 1.23 ± 0.00 | 61 | 2 |"
+    assert grid[4] == "| stl | 95.00 | - | - | 1.23 | 68.93 | 1 |"
+    assert r"fedavg & 60.00 $\pm$ 14.14 & -- & $-$0.0014 & 1.23 $\pm$ 0.00 & 61 & 2 \\" in writing.latex(results)

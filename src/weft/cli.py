@@ -22,16 +22,15 @@ import typer.core
 from rich.console import Console
 from rich.padding import Padding
 
-from weft import cli_data, listing, repro, scenarios, screens
+from weft import cli_bench, cli_data, listing, repro, scenarios, screens
 from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
 from weft.record import accuracy_matrices, read_plan, read_rows, read_summary
 from weft.repro.loop import Request, reproduce
+from weft.repro.outcome import outcome_of
 from weft.repro.screens import TableBars
-from weft.repro.screens import rows as reproduced
-from weft.repro.writing import as_object, entries_of
 from weft.running import SAVE_EVERY, fresh_folder, is_over, resume, run
 
 MOST_WORKERS = 8  # by default: each takes about 300 MB for torch alone
@@ -48,6 +47,7 @@ app = typer.Typer(
     "Start with `weft demo`. Then: weft run demo method=fedavg clients=3 seed=1",
 )
 app.add_typer(cli_data.app, name="data")
+app.command("bench")(cli_bench.bench_command)
 out = Console()
 notes = Console(stderr=True)
 
@@ -67,6 +67,7 @@ class Kind(StrEnum):
     networks = "networks"
     plans = "plans"
     tables = "tables"
+    figures = "figures"
 
 
 class Scale(StrEnum):
@@ -228,11 +229,11 @@ def compare_command(
 
 @app.command("repro")
 def repro_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A name of `weft list tables`.")],
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="How many seeds; else as many as the table asks for.")
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A table or a figure; without it all are listed.")
     ] = None,
-    first_seed: Annotated[int | None, typer.Option(min=0, help="The first of them; else the table's.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; else as many as it asks for.")] = None,
+    first_seed: Annotated[int | None, typer.Option(min=0, help="The first of them; else its own.")] = None,
     only: Annotated[
         str | None, typer.Option(metavar="METHOD,...", help="These rows alone, by label or method.")
     ] = None,
@@ -245,27 +246,33 @@ def repro_command(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a table: run what is missing of it, go on with what was stopped, and write NAME.csv, .md and .tex.
+    """Make a table or a figure: run what is missing, go on with what was stopped, and write the results.
 
-    The results are written after each run; the same command again goes on where it was stopped.
+    A table is NAME.csv, .md and .tex, a figure NAME.csv, .md, .png and .svg. They are written after each run; the same
+    command again goes on where it was stopped. Without a name all of them are listed.
     """
-    table = repro.load(name, None if scale is None else scale.value)
-    rows = table.choose(only if only is None else [word.strip() for word in only.split(",")])
-    first = table.first_seed if first_seed is None else first_seed
-    chosen = range(first, first + (seeds or table.seeds))
-    request = Request(table, rows, chosen, out_folder, runs or Path("runs", "repro", table.stem))
+    if name is None:
+        _list_repro(as_json)
+        return
+    experiment = repro.load(name, None if scale is None else scale.value)
+    rows = experiment.choose(only if only is None else [word.strip() for word in only.split(",")])
+    first = experiment.first_seed if first_seed is None else first_seed
+    chosen = range(first, first + (seeds or experiment.seeds))
+    place = runs or Path("runs", "repro", experiment.stem)
+    request = Request(experiment, rows, chosen, place, elsewhere=None if runs else place.parent)
     count = _count(workers, max(job.plan.clients for job in request.jobs))
+    outcome = outcome_of(experiment, out_folder)
     try:
         with TableBars(notes) as bars:
-            results = reproduce(request, count, bars, lambda line: _say(notes, line))
+            results, files = reproduce(request, outcome.desk, count, bars, lambda line: _say(notes, line))
     except KeyboardInterrupt:
         _say(notes, f"\nstopped; the same command goes on with it: {shlex.join(['weft', *sys.argv[1:]])}")
         raise typer.Exit(130) from None
     if as_json:
-        _print_json(as_object(results))
+        _print_json(outcome.as_object(results))
     else:
-        out.print(reproduced(entries_of(results), screens.plus_minus(out)))
-        for file in request.files:
+        out.print(outcome.shown(results, screens.plus_minus(out)), highlight=False, markup=False)
+        for file in files:
             _say(out, str(file))
     for (label, seed), said in sorted(results.failures.items()):
         _say(notes, f"weft: {label} s{seed} failed: {said}")
@@ -273,9 +280,18 @@ def repro_command(
         raise typer.Exit(1)
 
 
+def _list_repro(as_json: bool) -> None:
+    entries = [*listing.list_tables(), *listing.list_figures()]
+    if as_json:
+        _print_json(entries)
+        return
+    out.print(screens.listing(entries, ["name", "title", "plan"]))
+    _say(out, "weft repro NAME makes one, at the paper's scale; --scale small makes a small one")
+
+
 @app.command("list")
 def list_command(
-    kind: Annotated[Kind, typer.Argument(metavar="methods|scenarios|networks|plans|tables", help="What to list.")],
+    kind: Annotated[Kind, typer.Argument(metavar="|".join(Kind), help="What to list.")],
     as_json: AsJson = False,
 ) -> None:
     """What there is to choose from, with the options of each."""

@@ -84,16 +84,17 @@ def list_plans() -> list[Entry]:
 
 
 def list_tables() -> list[Entry]:
-    tables = map(repro.load, repro.TABLES)
-    return [
-        {
-            "name": table.name,
-            "title": table.title,
-            "rows": [row.label for row in table.rows],
-            "plan": str(table.plan),
-        }
-        for table in tables
-    ]
+    return [_experiment(name) for name in repro.TABLES]
+
+
+def list_figures() -> list[Entry]:
+    return [_experiment(name) for name in repro.FIGURES]
+
+
+def _experiment(name: str) -> Entry:
+    found = repro.load(name)
+    rows = [row.label for row in found.rows]
+    return {"name": found.name, "title": found.title, "rows": rows, "plan": str(found.plan)}
 
 
 def _about(described: type) -> str:
@@ -106,4 +107,5 @@ LISTS: dict[str, Callable[[], list[Entry]]] = {
     "networks": list_networks,
     "plans": list_plans,
     "tables": list_tables,
+    "figures": list_figures,
 }

@@ -27,7 +27,7 @@ class SGD:
 
     def step(self, rate: float) -> None:
         for name, variable in self._work.variables.items():
-            variable.add_(self._work.gradients[name], alpha=-rate)
+            variable.add_(self._work.gradients[name], alpha=-rate * self._work.rates.get(name, 1.0))
 
     def remember(self, memory: State) -> None:
         pass
@@ -67,7 +67,7 @@ class Adam:
                 [second],
                 [],
                 [steps],
-                lr=rate,
+                lr=rate * self._work.rates.get(name, 1.0),
                 beta1=self.FIRST_DECAY,
                 beta2=self.SECOND_DECAY,
                 weight_decay=0.0,

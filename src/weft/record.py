@@ -1,6 +1,6 @@
 """The run folder: all that a run leaves behind, and all that it needs to go on after being stopped at any moment.
 
-    plan.toml         the whole plan, defaults included                     environment.json   versions and processor
+    plan.toml         the whole plan, defaults included                     environment.json   versions, which images
     journal.jsonl     what happened when, a line an event                   run.json           version of this layout
     accuracy.csv      client, after_task, task, accuracy                    ledger.csv         each part of each message
     checkpoints/      manifest.json and the states it names                 summary.json       the result
@@ -21,7 +21,7 @@ import platform
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,8 +49,8 @@ class Record:
         return self.folder / "checkpoints"
 
     @classmethod
-    def create(cls, folder: Path, plan: Plan) -> Self:
-        """A new run folder with its plan in it; an existing run is never written over."""
+    def create(cls, folder: Path, plan: Plan, images: Mapping[str, str] | None = None) -> Self:
+        """A new run folder with its plan in it, and which images it uses; an existing run is never written over."""
         folder = folder.absolute() if folder.name in ("", "..") else folder  # . has no name of its own
         if (folder / "run.json").exists():
             raise Problem(f"{folder} already holds a run; weft resume {folder} goes on, or choose another --out")
@@ -59,7 +59,8 @@ class Record:
             shutil.rmtree(partial, ignore_errors=True)  # of a process that had the same id and was killed here
             (partial / "checkpoints").mkdir(parents=True)
             write_text(partial / "plan.toml", plan.toml())
-            write_text(partial / "environment.json", json.dumps(environment(), indent=2) + "\n")
+            facts = {**environment(), "images": dict(images or {})}
+            write_text(partial / "environment.json", json.dumps(facts, indent=2) + "\n")
             write_text(partial / "journal.jsonl", "")
             for name, header in TABLES.items():
                 write_text(partial / name, ",".join(header) + "\n")
@@ -110,16 +111,7 @@ class Record:
 
     def manifest(self) -> dict[str, Any] | None:
         """The last checkpoint, if there is one."""
-        path = self.checkpoints / "manifest.json"
-        if not path.exists():
-            return None
-        try:
-            manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            if manifest.pop("checksum") != zlib.crc32(json.dumps(manifest).encode()):
-                raise ValueError
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise Problem(f"the checkpoint is corrupt: {path} cannot be read; run again in a new folder") from None
-        return manifest
+        return read_manifest(self.checkpoints)
 
     def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
         """From now on the run goes on from here; files that no checkpoint names any more are removed."""
@@ -177,6 +169,30 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, TypeError):
         raise Problem(f"{path} cannot be read; weft resume {folder} writes it again") from None
     return summary
+
+
+def read_manifest(checkpoints: Path) -> dict[str, Any] | None:
+    """What the last checkpoint of a run consists of; None if there is none yet."""
+    path = checkpoints / "manifest.json"
+    if not path.exists():
+        return None
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if manifest.pop("checksum") != zlib.crc32(json.dumps(manifest).encode()):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise Problem(f"the checkpoint is corrupt: {path} cannot be read; run again in a new folder") from None
+    return manifest
+
+
+def read_images(folder: Path) -> dict[str, str]:
+    """The fingerprint of each dataset that a run uses; empty if its images are drawn, or if it is of an older weft."""
+    path = folder / "environment.json"
+    try:
+        images = json.loads(path.read_text(encoding="utf-8")).get("images", {})
+        return {str(name): str(mark) for name, mark in images.items()}
+    except (OSError, ValueError, AttributeError):
+        raise Problem(f"{path} cannot be read; run again in a new folder") from None
 
 
 def read_rows(folder: Path, table: str) -> list[list[str]]:

@@ -8,10 +8,11 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from weft import metrics, named, networks, scenarios
+from weft.data import cache
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
-from weft.record import Record, accuracy_matrices, read_plan, read_summary
+from weft.record import Record, accuracy_matrices, read_images, read_plan, read_summary
 from weft.result import Result
 
 if TYPE_CHECKING:
@@ -39,10 +40,11 @@ def run(
     a bit of the result.
     """
     check_resources(workers, memory, save_every)
-    scenarios.of(plan)  # a dataset that is missing is told before there is a folder ...
+    datasets = scenarios.of(plan).datasets  # a dataset that is missing is told before there is a folder ...
     if ":" in plan.network:  # ... and so is a network of somebody's own that does not work
         networks.build(plan.network, plan.network_options, heads=(2,))
-    record = Record.create(fresh_folder(plan) if out is None else Path(out), plan)
+    images = {name: cache.fingerprint(name) for name in datasets}
+    record = Record.create(fresh_folder(plan) if out is None else Path(out), plan, images)
     return _work(record, workers, memory, save_every, screen)
 
 
@@ -60,8 +62,23 @@ def resume(
     if is_over(record.folder):
         record.close()
         return Result(record.folder)
+    try:
+        check_images(record.folder)
+    except Problem:
+        record.close()
+        raise
     record.journal("resumed")
     return _work(record, workers, memory, save_every, screen)
+
+
+def check_images(folder: Path) -> None:
+    """A run goes on with the images that it began with, or not at all."""
+    for name, mark in read_images(folder).items():
+        if (here := cache.fingerprint(name)) != mark:
+            raise Problem(
+                f"the run in {folder} began with other images of {name} ({mark}) than {cache.folder()} has ({here}); "
+                "name its cache with --data-dir, or run again in a new folder"
+            )
 
 
 def is_over(folder: Path) -> bool:

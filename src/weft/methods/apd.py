@@ -59,13 +59,16 @@ class Options(base.Options):
     lambda_mask: float = Field(0.0, ge=0, le=1e6)  # lambda_1 on m
     sparsify: Literal["proximal", "gradient"] = "proximal"  # l1 as a step of rate * lambda_1 towards 0, or as gradient
     prune_below: float = Field(0.0, ge=0)  # smaller values of A are 0 when tested, sent and stored
-    adaptive_keep: float = Field(0.1, gt=0, le=1)  # of A at a task's end only this share stays, the largest values
+    adaptive_keep: float = Field(0.1, gt=0, le=1)  # of A's values only this share stays at a task's end
+    # which these are: the largest, or those without which the loss would rise most, a^2 * E[g^2] (optimal brain damage)
+    adaptive_rank: Literal["saliency", "size"] = "size"
     lambda_drift: float = Field(100.0, ge=0, le=1e9)  # lambda_2, appendix A
     weight_decay: float = Field(0.0, ge=0, le=1e6)  # on A and the mask, and on B in a client's first task
     mask: Literal["sigmoid", "linear"] = "sigmoid"  # m = sigmoid(v), or m itself is learned and may reach 0
     mask_start: float = 0.0  # the learned number's start: v for sigmoid, m for linear
     mask_spread: float = Field(0.0, ge=0)  # deviation of a random start
     mask_trained: bool = True  # by the task loss, as the paper says
+    mask_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster the mask is learned than the weights
     past: Literal["frozen", "closed", "joint"] = "frozen"  # A of past tasks: put, solved once a round, or learned on
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
     # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send
@@ -120,6 +123,7 @@ class APD(Method):
         for name in trained:
             work.variables[name] = client.tensor(name).to(device, copy=True)
         work.foreign = self.foreign(client, None, lesson)
+        work.rates["mask"] = self.options.mask_rate
         if work.foreign:
             work.variables["attention"] = client.tensor("attention").to(device, copy=True)
         work.variables["private"] = network.vector[weights:]
@@ -241,7 +245,7 @@ class APD(Method):
         learned = client.numbers["schedule"]["epochs"] > 0
         client.numbers["learned"] = [*client.numbers.get("learned", []), *([step] if learned else [])]
         adaptive = self._pruned(client.tensor("adaptive")) if learned else torch.zeros(lesson.layout.weights)
-        client.archive[f"adaptive/{step}"] = tensors.Sparse.of(largest(adaptive, self.options.adaptive_keep))
+        client.archive[f"adaptive/{step}"] = tensors.Sparse.of(self._cut(client, adaptive))
         for key in [key for key in client.archive if key.startswith("adaptive_before/")]:
             del client.archive[key]
         begin, end = lesson.layout.statistics
@@ -296,6 +300,13 @@ class APD(Method):
         if self.options.adaptive_origin == "zero":
             return None
         return self._start(lesson).to(lesson.network.vector.device)
+
+    def _cut(self, client: State, adaptive: torch.Tensor) -> torch.Tensor:
+        """A with the share of its values that is kept when a task ends."""
+        squares = client.tensors.get("adam/adaptive/second")  # Adam's mean of g^2; none if it forgets every round
+        if squares is None or self.options.adaptive_rank == "size":
+            return largest(adaptive, self.options.adaptive_keep)
+        return largest(adaptive, self.options.adaptive_keep, adaptive.square() * tensors.dense(squares))
 
     @property
     def _lambda_drift(self) -> float:

@@ -86,6 +86,7 @@ class Work:
     gradients: dict[str, torch.Tensor]
     constants: dict[str, Any] = field(default_factory=dict)  # what a method needs at every step, under its own name
     dropout: float = 0.0
+    rates: dict[str, float] = field(default_factory=dict)  # of variables that move faster or slower than the others
 
 
 class Form(NamedTuple):

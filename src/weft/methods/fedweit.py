@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field
 
 from weft.lazy import lazy
 from weft.methods import apd, base
-from weft.methods.apd import APD, words
+from weft.methods.apd import APD, DecomposedWork, words
 from weft.methods.averaging import Average, absorb, average, merge, reply_weights, sent
 from weft.methods.base import Briefing, Form, Lesson
 from weft.methods.formulas import Foreign, compose, strongest_rows
@@ -55,6 +55,7 @@ class Options(apd.Options):
     kb_givers: Literal["all", "chosen"] = "all"  # every client gives its A (line 11), or those of the last round
     share: Annotated[int, Field(ge=1)] | Literal["all", "nothing"] = "all"  # of A: all, its strongest rows, or nothing
     attention_start: Literal["even", "random"] = "even"  # 1/n, appendix A
+    attention_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster alpha is learned than the weights
     drift_from: Literal["own", "received"] = "own"  # B(t-1): before theta_G first overwrites it, or after
     without: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # type: ignore[assignment] # more than APD has
 
@@ -225,6 +226,11 @@ class FedWeIT(APD):
             return torch.full((layers * count,), 1.0 / max(count, 1))
         rng = generator(lesson.plan.seed, "attention", lesson.client, lesson.step)
         return torch.from_numpy(rng.standard_normal(layers * count) / math.sqrt(max(count, 1))).float().clone()
+
+    def open(self, client: State, lesson: Lesson) -> DecomposedWork:
+        work = super().open(client, lesson)
+        work.rates["attention"] = self.options.attention_rate
+        return work
 
     def foreign(self, client: State, step: int | None, lesson: Lesson) -> list[Foreign]:
         device, found = lesson.network.vector.device, []

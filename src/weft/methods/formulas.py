@@ -170,12 +170,15 @@ def soft_threshold(vector: torch.Tensor, threshold: float) -> None:
     torch.ops.aten.softshrink.out(vector, threshold, out=vector)  # three times faster than composing it in place
 
 
-def largest(adaptive: torch.Tensor, share: float) -> torch.Tensor:
-    """A with all but the share of its largest values set to 0, over the whole network; the first of equals stay."""
+def largest(adaptive: torch.Tensor, share: float, sizes: torch.Tensor | None = None) -> torch.Tensor:
+    """A with all but a share of its values set to 0, over the whole network; the first of equals stay.
+
+    `sizes` says which are the largest: their own sizes if not given.
+    """
     count = math.floor(share * len(adaptive) + 1e-9)
     if int(adaptive.count_nonzero()) <= count:
         return adaptive
-    return torch.where(largest_places(adaptive.abs(), count), adaptive, 0.0)
+    return torch.where(largest_places(adaptive.abs() if sizes is None else sizes, count), adaptive, 0.0)
 
 
 def largest_places(sizes: torch.Tensor, count: int) -> torch.Tensor:

@@ -1,9 +1,10 @@
-"""The runs of a table, one after another: what is over is read, what was stopped goes on, what is missing is run."""
+"""The runs of a table or figure, one after another: what is over is read, what was stopped goes on, the rest is run."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,9 +12,10 @@ from typing import Any, Protocol
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
-from weft.repro import Row, Table
-from weft.repro.results import Results, read_csv, read_line
-from weft.repro.writing import files_of, write
+from weft.record import read_summary
+from weft.repro import Experiment, Row
+from weft.repro.desk import Desk
+from weft.repro.results import F, Key, Results, key_of, plan_text
 from weft.running import check_resources, is_over, resume, run
 
 
@@ -36,13 +38,13 @@ class Job:
     folder: Path
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> Key:
         return self.row.label, self.seed
 
     def is_begun(self) -> bool:
         """Is there a run of this very plan? Anything else in its place is refused."""
         try:
-            found = (self.folder / "plan.toml").read_text(encoding="utf-8")
+            found = plan_text(self.folder)
         except OSError:
             if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
                 return False
@@ -57,26 +59,44 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be made: rows and seeds of a table, and where runs and results go."""
+    """What is to be made: rows and seeds of an experiment, and where its runs go."""
 
-    table: Table
+    experiment: Experiment
     rows: tuple[Row, ...]
     seeds: range
-    out: Path
     runs: Path
+    elsewhere: Path | None = None  # the runs of other tables and figures, some of which may have the same plan
 
     @functools.cached_property
     def jobs(self) -> list[Job]:
         """Seed by seed: a table that is stopped early has all its rows with fewer seeds, not some rows with all."""
         return [
-            Job(row, seed, self.table.plan_of(row, seed), self.runs / f"{row.label}-s{seed}")
+            Job(row, seed, self.experiment.plan_of(row, seed), self.runs / f"{row.label}-s{seed}")
             for seed in self.seeds
             for row in self.rows
         ]
 
-    @property
-    def files(self) -> list[Path]:
-        return files_of(self.table, self.out)
+    def over(self) -> dict[Key, Path]:
+        """The folders of the jobs that are over, here or, with the very same plan, as a part of something else."""
+        found: dict[Key, Path] = {}
+        others = self._others()
+        for job in self.jobs:
+            if job.is_begun():
+                if is_over(job.folder):
+                    found[job.key] = job.folder
+            elif (folder := others.get(job.plan.toml())) is not None:
+                found[job.key] = folder
+        return found
+
+    def _others(self) -> dict[str, Path]:
+        """Finished runs of other tables and figures by their plans; what cannot be read there is not our business."""
+        found: dict[str, Path] = {}
+        wanted = {job.plan.toml() for job in self.jobs}
+        for path in sorted(self.elsewhere.glob("*/*/plan.toml")) if self.elsewhere else ():
+            with contextlib.suppress(OSError, UnicodeDecodeError, Problem):
+                if (text := plan_text(path.parent)) in wanted and is_over(path.parent):
+                    found[text] = path.parent
+        return found
 
 
 class Workers:
@@ -98,48 +118,65 @@ class Workers:
         self._crew = None
 
 
-def reproduce(request: Request, workers: int, screen: TableScreen, say: Callable[[str], None]) -> Results:
-    """Run what is missing, and write the results after each run; what can be refused is refused before the first."""
+def reproduce(
+    request: Request, desk: Desk[F], workers: int, screen: TableScreen, say: Callable[[str], None]
+) -> tuple[Results[F], list[Path]]:
+    """Run what is missing, and write the results after each run; what can be refused is refused before the first.
+
+    Gives the results and the files that hold them.
+    """
     crew = Workers(workers)
-    jobs, csv = request.jobs, request.files[0]
-    begun = {job.key for job in jobs if job.is_begun()}
-    results = Results(request.table, request.rows, request.seeds, read_csv(csv))
-    for job in jobs:
-        if job.key in begun and is_over(job.folder):
-            results.add(read_line(job.row, job.seed, job.folder))
-    current = {line.key: line.seconds for line in results.current()}
-    waiting = [job for job in jobs if job.key not in current]
-    _tell_stale(results, waiting, csv, say)
-    write(results, request.out)  # now, so that a folder that cannot be written is not found out after hours
-    known: dict[str, list[float]] = {}
-    for (label, _), seconds in current.items():
-        known.setdefault(label, []).append(seconds)
-    screen.table_started(len(jobs), [job.row.label for job in waiting], known)
+    over = request.over()
+    results = Results(request.experiment, request.rows, request.seeds, desk.known())
+    for job in request.jobs:
+        if job.key in over:
+            results.add(desk.read(job.row, job.seed, over[job.key]))
+    current = {key_of(line) for line in results.current()}
+    waiting = [job for job in request.jobs if job.key not in current]
+    _tell_stale(results, waiting, desk.csv, say)
+    if mixed := results.mixed_images():
+        say(f"{desk.csv} has runs with different images of {', '.join(mixed)}: they do not compare")
+    files = desk.write(results)  # now, so that a folder that cannot be written is not found out after hours
+    screen.table_started(len(request.jobs), [job.row.label for job in waiting], _seconds(over.items()))
     try:
         for job in waiting:
             screen.run_started(job.row.label)
             try:
-                if job.key in begun:
-                    resume(job.folder, workers=crew.ready(), screen=screen)
-                else:
-                    run(job.plan, job.folder, workers=crew.ready(), screen=screen)
+                folder = _finish(job, crew, screen)
+                results.add(desk.read(job.row, job.seed, folder))
             except Problem as problem:
                 crew.close()
                 results.failures[job.key] = str(problem)
                 screen.run_failed(*job.key, str(problem))
             else:
-                line = read_line(job.row, job.seed, job.folder)
-                results.add(line)
-                screen.run_over(*job.key, line.accuracy, line.seconds)
-            write(results, request.out)
+                summary = read_summary(folder) or {}
+                screen.run_over(*job.key, summary.get("accuracy"), summary["seconds"])
+            files = desk.write(results, more_to_come=job is not waiting[-1])
     finally:
         crew.close()
-    return results
+    return results, files
 
 
-def _tell_stale(results: Results, waiting: Sequence[Job], csv: Path, say: Callable[[str], None]) -> None:
+def _finish(job: Job, crew: Workers, screen: TableScreen) -> Path:
+    """Whether it is begun is asked now: another process may have been here since we started."""
+    if job.is_begun():
+        resume(job.folder, workers=crew.ready(), screen=screen)
+    else:
+        run(job.plan, job.folder, workers=crew.ready(), screen=screen)
+    return job.folder
+
+
+def _seconds(over: Iterable[tuple[Key, Path]]) -> dict[str, list[float]]:
+    """How long the runs of each row took, from which the time left is known."""
+    found: dict[str, list[float]] = {}
+    for (label, _), folder in over:
+        found.setdefault(label, []).append((read_summary(folder) or {})["seconds"])
+    return found
+
+
+def _tell_stale(results: Results[F], waiting: Sequence[Job], csv: Path, say: Callable[[str], None]) -> None:
     """Lines of another plan than the table has now: those asked for are run again, the others stay where they are."""
-    stale = {line.key for line in results.lines.values() if not results.is_current(line)}
+    stale = {key_of(line) for line in results.lines.values() if not results.is_current(line)}
     again = [job.key for job in waiting if job.key in stale]
     if again:
         say(f"{csv} has {_names(again)} of another plan: stale, run again")
@@ -147,5 +184,5 @@ def _tell_stale(results: Results, waiting: Sequence[Job], csv: Path, say: Callab
         say(f"{csv} has {_names(kept)} of another plan or table: kept there, left out of the means")
 
 
-def _names(keys: Sequence[tuple[str, int]]) -> str:
+def _names(keys: Sequence[Key]) -> str:
     return ", ".join(f"{label} s{seed}" for label, seed in keys)

@@ -1,4 +1,4 @@
-"""What is known of a table: a line for each finished run, kept in NAME.csv, wherever the run was made."""
+"""What is kept of each finished run: a line of NAME.csv for a table, points for a figure, wherever the run was made."""
 
 from __future__ import annotations
 
@@ -7,24 +7,45 @@ import dataclasses
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from weft.errors import Problem
 from weft.plan import Plan
-from weft.record import read_summary
-from weft.repro import Row, Table
+from weft.record import read_images, read_summary
+from weft.repro import Experiment, Row
 
 TIMES = ("seconds", "images_per_second")  # all of a summary that may differ between two runs of one plan
 
 Key = tuple[str, int]  # row and seed
 
 
+class Finding(Protocol):
+    """What is kept of a run, and of which run it is."""
+
+    @property
+    def row(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def plan_hash(self) -> str: ...
+    @property
+    def images(self) -> str: ...
+
+
+F = TypeVar("F", bound=Finding)
+
+
+def key_of(finding: Finding) -> Key:
+    return finding.row, finding.seed
+
+
 @dataclass(frozen=True)
 class Line:
-    """A finished run; the fields are the columns of the csv."""
+    """A finished run of a table; the fields are the columns of the csv."""
 
     row: str
     method: str
@@ -45,20 +66,18 @@ class Line:
     images_per_second: float | None
     plan_hash: str
     summary_hash: str
-
-    @property
-    def key(self) -> Key:
-        return self.row, self.seed
+    images: str = ""  # each dataset and its fingerprint; empty where images are drawn, or it was not recorded
 
     def traffic(self, direction: str) -> dict[str, float]:
         return {what: getattr(self, f"{direction}_{what}") for what in ("bytes", "nonzeros", "dense_bytes")}
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Line))
+LATER = ("images",)  # columns that a csv of an older weft does not have
 KINDS = {field.name: str(field.type) for field in dataclasses.fields(Line)}
 
 
-def line_of(row: Row, seed: int, plan_text: str, summary: Mapping[str, Any]) -> Line:
+def line_of(row: Row, seed: int, plan_text: str, summary: Mapping[str, Any], images: str = "") -> Line:
     sent = {
         f"{direction}_{what}": summary["traffic"][direction][what]
         for direction in ("c2s", "s2c")
@@ -72,6 +91,7 @@ def line_of(row: Row, seed: int, plan_text: str, summary: Mapping[str, Any]) -> 
         seed=seed,
         plan_hash=short_hash(plan_text),
         summary_hash=short_hash(json.dumps(lasting, sort_keys=True)),
+        images=images,
         **kept,
         **sent,
     )
@@ -81,7 +101,16 @@ def read_line(row: Row, seed: int, folder: Path) -> Line:
     """The line of a run folder that is over."""
     summary = read_summary(folder)
     assert summary is not None
-    return line_of(row, seed, (folder / "plan.toml").read_text(encoding="utf-8"), summary)
+    return line_of(row, seed, plan_text(folder), summary, images_of(folder))
+
+
+def plan_text(folder: Path) -> str:
+    return (folder / "plan.toml").read_text(encoding="utf-8")
+
+
+def images_of(folder: Path) -> str:
+    """The datasets that a run used as NAME:FINGERPRINT words; empty if there are none."""
+    return " ".join(f"{name}:{mark}" for name, mark in sorted(read_images(folder).items()))
 
 
 def short_hash(text: str) -> str:
@@ -92,36 +121,53 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
-def csv_text(lines: Iterable[Line]) -> str:
-    """Sorted by row and seed; floats to their last digit, so that what is read back is what was written."""
+def csv_of(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Floats to their last digit, so that what is read back is what was written."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for line in sorted(lines, key=lambda line: line.key):
-        writer.writerow("" if value is None else value for value in dataclasses.astuple(line))
+    writer.writerow(columns)
+    writer.writerows(["" if value is None else value for value in row] for row in rows)
     return text.getvalue()
+
+
+def csv_text(lines: Iterable[Line]) -> str:
+    """Sorted by row and seed."""
+    return csv_of(COLUMNS, map(dataclasses.astuple, sorted(lines, key=key_of)))
+
+
+def read_cells(
+    path: Path, columns: Sequence[str], take: Callable[[dict[str, str]], None], later: Collection[str] = ()
+) -> None:
+    """Hand every line of a csv to `take`, which raises a ValueError at one that is none; no file, no lines."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError):
+        raise Problem(f"{path} cannot be read; move it away or choose another --out") from None
+    there: list[str] = []
+    for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
+        try:
+            if number == 1:
+                there = [column for column in columns if column in cells or column not in later]
+                if cells != there:
+                    raise ValueError
+                continue
+            take(dict(zip(there, cells, strict=True)))
+        except ValueError:
+            hint = "move it away or choose another --out"
+            raise Problem(f"line {number} of {path} is not one of these results; {hint}") from None
 
 
 def read_csv(path: Path) -> dict[Key, Line]:
     """The lines of a csv; none if there is no such file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError):
-        raise Problem(f"{path} cannot be read; move it away or choose another --out") from None
     lines: dict[Key, Line] = {}
-    for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
-        try:
-            if number == 1:
-                if tuple(cells) != COLUMNS:
-                    raise ValueError
-                continue
-            line = Line(**{name: _value(cell, KINDS[name]) for name, cell in zip(COLUMNS, cells, strict=True)})
-            lines[line.key] = line
-        except ValueError:
-            hint = "move it away or choose another --out"
-            raise Problem(f"line {number} of {path} is not one of these results; {hint}") from None
+
+    def take(cells: dict[str, str]) -> None:
+        line = Line(**{name: _value(cell, KINDS[name]) for name, cell in cells.items()})
+        lines[key_of(line)] = line
+
+    read_cells(path, COLUMNS, take, LATER)
     return lines
 
 
@@ -133,41 +179,47 @@ def _value(cell: str, kind: str) -> Any:
     return None if cell == "" and "None" in kind else float(cell)
 
 
-class Results:
-    """The lines of one table: those that its plan would give now, and others, which are kept and not counted.
+class Results(Generic[F]):
+    """The findings of one experiment: those that its plan would give now, and others, which are kept and not counted.
 
     `rows` and `seeds` are what was asked for, whether or not it is there yet.
     """
 
-    def __init__(self, table: Table, rows: Sequence[Row], seeds: Sequence[int], lines: Mapping[Key, Line]):
-        self.table, self.rows, self.seeds, self.lines = table, rows, seeds, dict(lines)
-        self._by_label = {row.label: row for row in table.rows}
+    def __init__(self, experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int], lines: Mapping[Key, F]):
+        self.experiment, self.rows, self.seeds, self.lines = experiment, rows, seeds, dict(lines)
+        self._by_label = {row.label: row for row in experiment.rows}
         self._wanted: dict[Key, str] = {}
-        self._ours: dict[Key, Line] = {}
+        self._ours: dict[Key, F] = {}
         self.failures: dict[Key, str] = {}
 
-    def add(self, line: Line) -> None:
-        self.lines[line.key] = self._ours[line.key] = line
+    def add(self, line: F) -> None:
+        self.lines[key_of(line)] = self._ours[key_of(line)] = line
 
-    def merge(self, written: Mapping[Key, Line]) -> None:
+    def merge(self, written: Mapping[Key, F]) -> None:
         """Take over what another process has written meanwhile; runs that are here stay as they are here."""
         self.lines = {**self.lines, **written, **self._ours}
 
-    def is_current(self, line: Line) -> bool:
-        """Does the line come from what the table's plan says now?"""
-        row = self._by_label.get(line.row)
+    def is_current(self, line: F) -> bool:
+        """Does the line come from what the experiment's plan says now?"""
+        row, key = self._by_label.get(line.row), key_of(line)
         if row is None:
             return False
-        if line.key not in self._wanted:
+        if key not in self._wanted:
             try:
-                plan: Plan = self.table.plan_of(row, line.seed)
+                plan: Plan = self.experiment.plan_of(row, line.seed)
             except Problem:  # such as a seed that no plan can have
                 return False
-            self._wanted[line.key] = short_hash(plan.toml())
-        return line.plan_hash == self._wanted[line.key]
+            self._wanted[key] = short_hash(plan.toml())
+        return line.plan_hash == self._wanted[key]
 
-    def current(self) -> list[Line]:
-        return sorted((line for line in self.lines.values() if self.is_current(line)), key=lambda line: line.key)
+    def current(self) -> list[F]:
+        return sorted((line for line in self.lines.values() if self.is_current(line)), key=key_of)
 
-    def of(self, row: Row) -> list[Line]:
+    def of(self, row: Row) -> list[F]:
         return [line for line in self.current() if line.row == row.label]
+
+    def mixed_images(self) -> list[str]:
+        """Datasets of which some runs used other images than others, as far as that is recorded."""
+        marks = {word for line in self.current() for word in line.images.split()}
+        names = Counter(word.partition(":")[0] for word in marks)
+        return sorted(name for name, count in names.items() if count > 1)

@@ -5,22 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import shlex
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from weft.errors import Problem
 from weft.metrics import Spread, spread
-from weft.plan import PARTS, Plan
-from weft.record import write_text
 from weft.repro import Published, Row, Table
-from weft.repro.results import Line, Results, csv_text, read_csv
+from weft.repro.describing import command_of, endings, grid, heading
+from weft.repro.desk import Desk
+from weft.repro.results import Key, Line, Results, csv_text, read_csv, read_line
 from weft.screens import share_of_dense, spread_text
 
-PAPER_DIGITS = 2
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -44,6 +40,7 @@ class Measure:
     key: str  # under which a table has the paper's number
     heading: str
     digits: int
+    paper_digits: int
     of: Callable[[Line, int], float | None]  # of a run with so many tasks
 
 
@@ -56,13 +53,14 @@ def _sent(direction: str) -> Callable[[Line, int], float | None]:
 
 
 MEASURES = (
-    Measure("accuracy", "accuracy (%)", 2, lambda line, _: None if line.accuracy is None else 100 * line.accuracy),
-    Measure("forgetting", "forgetting", 3, lambda line, _: line.forgetting),
-    Measure("up", "up (MB/task)", 2, _sent("c2s")),
-    Measure("up_of_dense", "of dense", 2, lambda line, _: share_of_dense(line.traffic("c2s"))),
-    Measure("down", "down (MB/task)", 2, _sent("s2c")),
-    Measure("down_of_dense", "of dense", 2, lambda line, _: share_of_dense(line.traffic("s2c"))),
-    Measure("model", "model (MB)", 2, lambda line, _: line.model_size_paper_bytes / 1e6),
+    Measure("accuracy", "accuracy (%)", 2, 2, lambda line, _: None if line.accuracy is None else 100 * line.accuracy),
+    Measure("forgetting", "forgetting", 3, 2, lambda line, _: line.forgetting),
+    Measure("backward_transfer", "backward transfer", 4, 4, lambda line, _: line.backward_transfer),
+    Measure("up", "up (MB/task)", 2, 0, _sent("c2s")),
+    Measure("up_of_dense", "of dense", 2, 2, lambda line, _: share_of_dense(line.traffic("c2s"))),
+    Measure("down", "down (MB/task)", 2, 0, _sent("s2c")),
+    Measure("down_of_dense", "of dense", 2, 2, lambda line, _: share_of_dense(line.traffic("s2c"))),
+    Measure("model", "model (MB)", 2, 0, lambda line, _: line.model_size_paper_bytes / 1e6),
 )
 
 
@@ -76,32 +74,47 @@ class Entry:
     published: Mapping[str, Published]
 
 
-def entries_of(results: Results) -> list[Entry]:
+def entries_of(results: Results[Line]) -> list[Entry]:
     """All rows in the table's order, also those of which nothing is known yet."""
-    table, entries = results.table, []
+    table, entries = table_of(results), []
     for row in table.rows:
         lines = results.of(row)
         tasks = table.plan_of(row, table.first_seed).tasks
-        found = {one.key: spread(one.of(line, tasks) for line in lines) for one in MEASURES}
+        found = {
+            one.key: spread(one.of(line, tasks) for line in lines) for one in MEASURES if one.key in table.measures
+        }
         entries.append(Entry(row, len(lines), found, table.published.get(row.label, {})))
     return entries
 
 
+def table_of(results: Results[Line]) -> Table:
+    assert isinstance(results.experiment, Table)
+    return results.experiment
+
+
 def cells(entries: Sequence[Entry], sign: str = "±", nothing: str = "-") -> list[list[str]]:
     """Headings, then a line a row; a measure that the paper has for some row gets a second column."""
-    with_paper = {one.key for one in MEASURES if any(one.key in entry.published for entry in entries)}
-    heading = ["row"]
-    for one in MEASURES:
-        heading += [one.heading, "paper's"] if one.key in with_paper else [one.heading]
-    lines = [[*heading, "seeds"]]
+    shown = [one for one in MEASURES if one.key in entries[0].found]
+    with_paper = {one.key for one in shown if any(one.key in entry.published for entry in entries)}
+    headings = ["row"]
+    for one in shown:
+        headings += [one.heading, "paper's"] if one.key in with_paper else [one.heading]
+    lines = [[*headings, "seeds"]]
     for entry in entries:
         line = [entry.row.label]
-        for one in MEASURES:
+        for one in shown:
             line.append(spread_text(entry.found[one.key], one.digits, sign, nothing))
             if one.key in with_paper:
-                line.append(spread_text(entry.published.get(one.key), PAPER_DIGITS, sign, nothing))
+                published = entry.published.get(one.key)
+                line.append(spread_text(published, _printed_digits(one, published), sign, nothing))
         lines.append([*line, str(entry.seeds)])
     return lines
+
+
+def _printed_digits(measure: Measure, published: Published | None) -> int:
+    """The paper prints some sizes with two digits and most with none."""
+    whole = published is None or float(published[0]).is_integer()
+    return measure.paper_digits if whole else max(measure.paper_digits, 2)
 
 
 @dataclass(frozen=True)
@@ -147,67 +160,10 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-def command_of(results: Results) -> str:
-    """The command that makes all that is shown: what was asked for now, and what was there already."""
-    table, lines = results.table, results.current()
-    there = {row.label for row in results.rows} | {line.row for line in lines}
-    numbers = [*results.seeds, *(line.seed for line in lines)]
-    words = ["weft", "repro", table.name, "--seeds", str(max(numbers) - min(numbers) + 1)]
-    if table.scale == "small":
-        words += ["--scale", "small"]
-    if min(numbers) != table.first_seed:
-        words += ["--first-seed", str(min(numbers))]
-    if len(there) < len(table.rows):
-        words += ["--only", ",".join(row.label for row in table.rows if row.label in there)]
-    return shlex.join(words)
-
-
-def facts_of(table: Table) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The plan's keys as most rows have them, and for each row that differs what it has instead."""
-    flat = {row.label: _flat(table.plan_of(row, table.first_seed)) for row in table.rows}
-    keys = dict.fromkeys(key for keys in flat.values() for key in keys)
-    common = {key: Counter(repr(keys.get(key)) for keys in flat.values()).most_common(1)[0][0] for key in keys}
-    facts: dict[str, Any] = {}
-    own: dict[str, dict[str, Any]] = {}
-    for label, values in flat.items():
-        for key, value in values.items():
-            if repr(value) == common[key]:
-                facts[key] = value
-            else:
-                own.setdefault(label, {})[key] = value
-    for row in table.rows:
-        own.setdefault(row.label, {}).update(row.keys)
-    return facts, {label: keys for label, keys in own.items() if keys}
-
-
-def _flat(plan: Plan) -> dict[str, Any]:
-    """What a reader wants to know of a plan, besides method and seed."""
-    shown = ("scenario", "clients", "tasks", "network", "rounds_per_task", "epochs_per_round", "clients_per_round")
-    training = (
-        "batch_size",
-        "optimizer",
-        "learning_rate" if plan.optimizer == "adam" else "sgd_rate",
-        "measured_model",
-    )
-    flat = {key: getattr(plan, key) for key in (*shown, *training)}
-    for part in PARTS:
-        if part != "method":
-            options = getattr(plan, f"{part}_options")
-            flat |= {f"{part}.{key}": value for key, value in options.items() if value is not None}
-    return flat
-
-
-def markdown(results: Results) -> str:
-    table, entries = results.table, entries_of(results)
-    facts, own = facts_of(table)
-    headings, *lines = [[cell.replace("|", r"\|") for cell in line] for line in cells(entries)]
-    text = [f"# {table.title}", "", f"Made by `{command_of(results)}`.", ""]
-    text += [f"Plan `{table.file.stem}`: {_words(facts)}.", ""]
-    if own:
-        text += ["Of their own: " + "; ".join(f"{label} {_words(keys)}" for label, keys in own.items()) + ".", ""]
-    text += [_line(headings), _line(["---"] + ["---:"] * (len(headings) - 1)), *map(_line, lines), "", LEGEND]
-    if table.note:
-        text += ["", table.note]
+def markdown(results: Results[Line]) -> str:
+    entries = entries_of(results)
+    headings, *lines = cells(entries)
+    text = [*heading(results), *grid(headings, lines), "", LEGEND, *endings(results)]
     if (order := ranking(entries)) is not None:
         tau = "undefined" if order.tau is None else f"{order.tau:.2f}"
         text += [
@@ -215,23 +171,12 @@ def markdown(results: Results) -> str:
             f"By accuracy, best first, ours: {', '.join(order.ours)}; the paper's: {', '.join(order.papers)}. "
             f"Kendall's tau of the two orders of {len(order.ours)} rows: {tau} (1: the same, -1: the reverse).",
         ]
-    failures = [f"- {label} s{seed}: {said}" for (label, seed), said in sorted(results.failures.items())]
-    if failures:
-        text += ["", "Failed:", "", *failures]
     return "\n".join(text) + "\n"
 
 
-def _words(keys: Mapping[str, Any]) -> str:
-    return ", ".join(f"`{key}={value}`" for key, value in keys.items())
-
-
-def _line(row: Sequence[str]) -> str:
-    return f"| {' | '.join(row)} |"
-
-
-def latex(results: Results) -> str:
+def latex(results: Results[Line]) -> str:
     """The same table for a paper that loads booktabs."""
-    table = results.table
+    table = table_of(results)
     headings, *lines = [
         " & ".join(escape(cell) for cell in line) + r" \\" for line in cells(entries_of(results), nothing="--")
     ]
@@ -267,7 +212,7 @@ def escape(text: str) -> str:
     return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)
 
 
-def as_object(results: Results) -> dict[str, Any]:
+def as_object(results: Results[Line]) -> dict[str, Any]:
     """The table for a program."""
     entries = entries_of(results)
     order = ranking(entries)
@@ -282,8 +227,8 @@ def as_object(results: Results) -> dict[str, Any]:
         for entry in entries
     ]
     return {
-        "table": results.table.name,
-        "title": results.table.title,
+        "table": results.experiment.name,
+        "title": results.experiment.title,
         "command": command_of(results),
         "rows": rows,
         "kendall_tau": None if order is None else order.tau,
@@ -297,18 +242,17 @@ def _pair(found: Spread | Published | None) -> dict[str, float | None] | None:
     return None if found is None else {"mean": found[0], "deviation": found[1]}
 
 
-def files_of(table: Table, folder: Path) -> list[Path]:
-    return [folder / f"{table.stem}.{kind}" for kind in ("csv", "md", "tex")]
+class TableDesk(Desk[Line]):
+    """A line for each run in NAME.csv, and the table in Markdown and LaTeX."""
 
+    def read(self, row: Row, seed: int, folder: Path) -> Line:
+        return read_line(row, seed, folder)
 
-def write(results: Results, folder: Path) -> None:
-    """All three files, each whole; lines that another process has written meanwhile are kept."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Problem(f"the folder {folder} cannot be made ({error.strerror}); choose another --out") from None
-    csv, text, tex = files_of(results.table, folder)
-    results.merge(read_csv(csv))
-    write_text(csv, csv_text(results.lines.values()))
-    write_text(text, markdown(results))
-    write_text(tex, latex(results))
+    def read_csv(self, path: Path) -> dict[Key, Line]:
+        return read_csv(path)
+
+    def csv_text(self, results: Results[Line]) -> str:
+        return csv_text(results.lines.values())
+
+    def others(self, results: Results[Line], more_to_come: bool) -> Mapping[str, str | bytes]:
+        return {".md": markdown(results), ".tex": latex(results)}

@@ -42,6 +42,7 @@ class Task:
 class Scenario:
     name: str
     sequences: tuple[tuple[Task, ...], ...]
+    datasets: tuple[str, ...] = ()  # of the cache, whose images it is made of; none if they are drawn
 
     @property
     def clients(self) -> int:
@@ -65,6 +66,7 @@ SCENARIOS = {
     "overlapped-cifar100": "weft.scenarios.overlapped_cifar100",
     "noniid-50": "weft.scenarios.noniid_50",
     "noniid-35": "weft.scenarios.noniid_35",
+    "interference": "weft.scenarios.interference",
 }
 
 

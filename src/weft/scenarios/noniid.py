@@ -29,7 +29,9 @@ def deal(name: str, counts: Mapping[str, int], of_each: int, clients: int, tasks
     order = generator(seed, "deal").permutation(len(all_tasks)).reshape(most, of_each)[:clients, :tasks]
     datasets = {dataset: cache.load(dataset) for dataset in counts}  # all of them: none goes missing with another seed
     return Scenario(
-        name, tuple(tuple(_task(datasets, counts, *all_tasks[place]) for place in places) for places in order)
+        name,
+        tuple(tuple(_task(datasets, counts, *all_tasks[place]) for place in places) for places in order),
+        datasets=tuple(datasets),
     )
 
 

@@ -42,6 +42,7 @@ def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
     return Scenario(
         "overlapped-cifar100",
         tuple(tuple(pieces[kind][client] for kind in dealt[client]) for client in range(clients)),
+        datasets=(dataset.name,),
     )
 
 

@@ -1,0 +1,254 @@
+"""One client's training step, one thread: a plain LeNet, ours alone, and FedWeIT after any number of tasks.
+
+A client at its 50th task is not trained for 49 tasks. Its past is put together by the method's own hooks (begin,
+finish, receive) out of drawn numbers of the right shape and density; a step does the same work on them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft import named
+from weft.bench.places import file_of
+from weft.bench.timing import Tell, interleave, ratio, seconds_of, spread
+from weft.client import World
+from weft.message import Message, decode, encode
+from weft.methods.base import Lesson
+from weft.optimizers import forget_optimizer, make_optimizer
+from weft.plan import Plan
+from weft.randomness import generator
+from weft.state import Archive, State
+from weft.tensors import Payload
+from weft.training import begin_schedule, train_step
+
+TASKS = (1, 2, 5, 10, 20, 50)
+FOREIGN = (0, 5, 20)
+QUICK = ((1, 0), (2, 5), (10, 0), (10, 5), (10, 20), (50, 5))
+CLOSED = ((2, 5), (50, 5))  # with past=closed, in the whole benchmark
+SIDE = 2048  # of the matrix product whose speed counts as the machine's peak
+NEXT = 7919  # places by which noise is turned from task to task
+STEPS = 2  # timed at each turn, after one that brings the contender's memory back into the caches
+
+
+def measure(plan: dict[str, Any], quick: bool, passes: int, tell: Tell) -> dict[str, Any]:
+    size: dict[str, Any] = {**plan, "tasks": max(TASKS), "clients": 2, "device": "cpu"}
+    default = Plan(**size)
+    places = QUICK if quick else tuple((task, foreign) for task in TASKS for foreign in FOREIGN)
+    alone = Client(World(Plan(**size, method="local")), 0, _joined)
+    contenders: dict[str, Turn | PlainTurn] = {"plain": PlainTurn(default), "lenet": Turn(alone)}
+    worlds = {"frozen": World(default)}
+    wanted = [("frozen", *place) for place in places]
+    if not quick:
+        worlds["closed"] = World(Plan(**size, method={"name": "fedweit", "past": "closed"}))
+        wanted += [("closed", *place) for place in CLOSED]
+    gifts = given_away(worlds["frozen"], client=1, count=max(FOREIGN))
+    pasts = past_states(worlds["frozen"], client=0, wanted={task for _, task, _ in wanted})
+    for past, task, foreign in wanted:
+        client = Client(worlds[past], task - 1, lambda *_, state=pasts[task]: copy_of(state))
+        client.meet(gifts[:foreign])
+        contenders[name_of(task, foreign, past)] = Turn(client)
+    product = Product()
+    found = interleave({"peak": product, **contenders}, passes, tell)
+    peak = product.operations / spread(found.pop("peak"))["median"]
+    work = operations_per_image(PlainTurn.network()) * default.batch_size
+    table = {}
+    for name, seconds in found.items():
+        middle = spread(seconds)
+        table[name] = {
+            "step_seconds": middle,
+            "images_per_second": default.batch_size / middle["median"],
+            "share_of_peak": work / middle["median"] / peak,
+        }
+        if isinstance(turn := contenders[name], Turn):
+            table[name]["round_seconds"] = spread(turn.around)
+    return {
+        "batch_size": default.batch_size,
+        "operations_per_image": work // default.batch_size,
+        "peak_operations_per_second": peak,
+        "contenders": table,
+        "ratios": {
+            "lenet_speedup_over_plain": ratio(found["plain"], found["lenet"]),
+            "fedweit_task10_over_lenet": ratio(found[name_of(10, 5)], found["lenet"]),
+            "fedweit_task50_over_task2": ratio(found[name_of(50, 5)], found[name_of(2, 5)]),
+        },
+    }
+
+
+def name_of(task: int, foreign: int, past: str = "frozen") -> str:
+    """
+    >>> name_of(10, 5), name_of(2, 0, "closed")
+    ('fedweit task 10 foreign 5', 'fedweit task 2 foreign 0 past=closed')
+    """
+    return f"fedweit task {task} foreign {foreign}" + ("" if past == "frozen" else f" past={past}")
+
+
+# ---- clients with a past ---------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A client that has just begun a task."""
+
+    def __init__(self, world: World, step: int, make: Callable[[World, Lesson], State]):
+        self.world, self.lesson = world, world.learning(0, step)
+        self.state = make(world, self.lesson)
+        world.method.begin(self.state, self.lesson)
+        self.state.numbers["schedule"] = begin_schedule(world.method.first_rate(world.plan, step))
+
+    def meet(self, gifts: list[Payload]) -> None:
+        """Foreign A's arrive as they do in a run: over the wire, in the first message of a task."""
+        keys = [f"1.{place}" for place in range(len(gifts))]
+        tensors = {f"foreign/{key}": gift for key, gift in zip(keys, gifts, strict=True)}
+        message = Message("server", "client-0", "bench", ("receive",), self.lesson.step, 0, tensors, {"foreign": keys})
+        received = decode(encode(message, self.world.plan.wire))
+        self.world.method.receive(self.state, received, self.lesson)
+
+
+def _joined(world: World, lesson: Lesson) -> State:
+    state = State()
+    world.method.join(state, lesson)
+    return state
+
+
+def finished_tasks(world: World, client: int, count: int) -> Iterator[tuple[State, Lesson]]:
+    """A client's state after each of its tasks, `finish` included; what training would have made is drawn."""
+    method = world.method
+    state = _joined(world, world.lesson(client, 0))
+    drawn = generator(world.plan.seed, "bench", client).standard_normal(state.tensor("base").numel(), dtype="float32")
+    noise = torch.from_numpy(drawn)
+    for step in range(count):
+        lesson = world.lesson(client, step)
+        method.begin(state, lesson)
+        state.numbers["schedule"] = {**begin_schedule(method.first_rate(world.plan, step)), "epochs": 1}  # it learned
+        for name, deviation in (("mask", 1.0), ("adaptive", 1e-2)):
+            moved = noise[: state.tensor(name).numel()].roll(NEXT * step)  # drawn once: it costs more than all the rest
+            state.tensors[name] = state.tensor(name) + deviation * moved
+        method.finish(state, lesson)
+        forget_optimizer(state)
+        yield state, lesson
+
+
+def past_states(world: World, client: int, wanted: set[int]) -> dict[int, State]:
+    """The state of a client about to begin its n-th task, for each n that is wanted."""
+    found = {1: _joined(world, world.lesson(client, 0))} if 1 in wanted else {}
+    for state, lesson in finished_tasks(world, client, max(wanted) - 1):
+        if lesson.step + 2 in wanted:
+            found[lesson.step + 2] = copy_of(state)
+    return found
+
+
+def given_away(world: World, client: int, count: int) -> list[Payload]:
+    """The A's that a client gives at the end of its first tasks."""
+    return [world.method.give(state, lesson)["adaptive"] for state, lesson in finished_tasks(world, client, count)]
+
+
+def copy_of(state: State) -> State:
+    """A state that can move on by itself; what lies in the archive is never changed and is shared."""
+    archive = Archive()
+    archive.update(state.archive)
+    return State(dict(state.tensors), dict(state.numbers), archive)
+
+
+# ---- contenders ------------------------------------------------------------------------------------------------------
+
+
+class Turn:
+    """Some steps of a client, between opening and closing a round as the engine does; gives the seconds of a step."""
+
+    def __init__(self, client: Client):
+        self._client = client
+        self._batches = client.world.batches(0, 0, "train")  # the same images for all
+        self._turns = 0
+        self.around: list[float] = []  # seconds for opening and closing
+
+    def __call__(self) -> float:
+        world, state, lesson = self._client.world, self._client.state, self._client.lesson
+        began = time.perf_counter()
+        work = world.method.open(state, lesson)
+        optimizer = make_optimizer(world.plan, work, state)
+        opened = time.perf_counter() - began
+        rate = state.numbers["schedule"]["rate"]
+
+        def step(chosen: torch.Tensor) -> None:
+            train_step(world.method, work, optimizer, *self._batches.take(chosen), rate)
+
+        seconds = _timed(step, self._turns, len(self._batches), world.plan.batch_size)
+        self._turns += 1
+        began = time.perf_counter()
+        world.method.close(state, work)
+        optimizer.remember(state)
+        self.around.append(opened + time.perf_counter() - began)
+        return seconds
+
+
+class PlainTurn:
+    """Some steps of the plain LeNet with torch's own Adam."""
+
+    def __init__(self, plan: Plan):
+        task = World(plan).task(0, 0)
+        split = task.load("train")
+        self._images = torch.from_numpy(split.images).permute(0, 3, 1, 2).contiguous()  # uint8 (count, 3, 32, 32)
+        self._labels = torch.from_numpy(split.labels)
+        self._batch, self._turns = plan.batch_size, 0
+        trainer = named.find(f"{file_of('plain_lenet.py')}:PlainTrainer")
+        self._trainer = trainer(self.network(), task.mean, task.deviation, plan.learning_rate)
+
+    @staticmethod
+    def network() -> nn.Module:
+        network: nn.Module = named.find(f"{file_of('plain_lenet.py')}:PlainLeNet")()
+        return network
+
+    def __call__(self) -> float:
+        def step(chosen: torch.Tensor) -> None:
+            self._trainer.step(self._images[chosen], self._labels[chosen])
+
+        seconds = _timed(step, self._turns, len(self._labels), self._batch)
+        self._turns += 1
+        return seconds
+
+
+def _timed(step: Callable[[torch.Tensor], None], turn: int, images: int, batch: int) -> float:
+    """Seconds of one step: the first of a turn is not counted."""
+    rng = generator(0, "bench", "order", turn)
+    chosen = [torch.from_numpy(rng.permutation(images)[:batch]) for _ in range(STEPS + 1)]
+    step(chosen[0])
+    return sum(seconds_of(step, each) for each in chosen[1:]) / STEPS
+
+
+class Product:
+    """A large matrix product: what the machine can do at most, on one thread."""
+
+    operations = 2 * SIDE**3
+
+    def __init__(self) -> None:
+        self._left, self._right = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
+        self._out = torch.empty(SIDE, SIDE)
+
+    def __call__(self) -> float:
+        return seconds_of(lambda: torch.mm(self._left, self._right, out=self._out))
+
+
+def operations_per_image(network: nn.Module) -> int:
+    """Additions and multiplications of the convolution and linear layers, forward and backward, from their shapes.
+
+    Backward is two products of the forward's size, by the weights and by the input; the first layer has no need of
+    the second, as nobody asks for a gradient of the images. What is not a product (ReLU, pooling, normalisation, Adam)
+    is not counted.
+    """
+    forward: list[int] = []
+
+    def count(layer: nn.Module, _: Any, out: torch.Tensor) -> None:
+        weight = layer.get_parameter("weight")
+        forward.append(2 * out.numel() * weight[0].numel())  # an output is a sum over one row of the weights
+
+    layers = [layer for layer in network.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
+    hooks = [layer.register_forward_hook(count) for layer in layers]
+    with torch.no_grad():
+        network(torch.zeros(1, 3, 32, 32))
+    for hook in hooks:
+        hook.remove()
+    return 3 * sum(forward) - forward[0]

@@ -1,0 +1,329 @@
+"""weft bench: bars, tables, figure and command, on a result written down by hand; and real runs that are watched."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from weft import cli
+from weft.bench import bars, children, memory, peers, report, rounds, whole
+from weft.errors import Problem
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY: dict[str, Any] = {
+    "network": "mlp",
+    "batch_size": 10,
+    "scenario.train": 20,
+    "scenario.valid": 10,
+    "scenario.test": 10,
+}
+
+
+def spread(median: float) -> dict[str, Any]:
+    return {"median": median, "low": 0.9 * median, "high": 1.1 * median, "count": 5}
+
+
+def step(seconds: float) -> dict[str, Any]:
+    return {"step_seconds": spread(seconds), "images_per_second": 100 / seconds, "share_of_peak": 0.08 / seconds}
+
+
+STEPS = {"plain": 0.4, "lenet": 0.125, "fedweit task 2 foreign 5": 0.15, "fedweit task 10 foreign 5": 0.16}
+MEASURED: dict[str, Any] = {
+    "machine": {"processor": "Abacus", "cores": 2, "python": "3.11.7", "torch": "2.13.0", "numpy": "2", "weft": "0"},
+    "quick": True,
+    "seconds": 200.0,
+    "steps": {
+        "batch_size": 100,
+        "operations_per_image": 62_319_000,
+        "peak_operations_per_second": 8e10,
+        "contenders": {name: step(seconds) for name, seconds in {**STEPS, "fedweit task 50 foreign 5": 0.18}.items()},
+        "ratios": {
+            "lenet_speedup_over_plain": spread(3.2),
+            "fedweit_task10_over_lenet": spread(1.28),
+            "fedweit_task50_over_task2": spread(1.2),
+        },
+    },
+    "wire": {
+        "rows": {
+            "bytes": 3_593_527,
+            "encode_megabytes_per_second": 1500.0,
+            "decode_megabytes_per_second": 1400.0,
+            "copy_megabytes_per_second": 9000.0,
+        }
+    },
+    "server": {
+        "aggregation": {"10": {"seconds": spread(0.1), "milliseconds_per_message": 10.0}},
+        "different_replies": 16,
+        "knowledge_base": {
+            name: {
+                "entries": entries,
+                "bytes_per_entry": 24_000,
+                "store_milliseconds_per_entry": 0.5,
+                "sample_milliseconds": 2.0,
+                "memory_bytes": 240_000,
+                "disk_bytes": 0,
+            }
+            for name, entries in (("10 of 298650 values", 10), ("1000 of 3000 values", 1000))
+        },
+    },
+    "start": {"seconds": spread(2.5)},
+    "workers": {
+        "clients": 6,
+        "rounds_per_second": {"1": 0.5, "2": 0.9},
+        "round_seconds": {"1": spread(2.0), "2": spread(1.1)},
+        "speedup": 1.8,
+    },
+    "memory": {
+        "asked_per_round": 5,
+        "rounds": 3,
+        "limit_seconds": 25.0,
+        "clients": {
+            count: {
+                "peak_bytes": peak,
+                "complete": count == "5",
+                "round_seconds": spread(1.5),
+                "rounds_per_second": 0.66,
+            }
+            for count, peak in (("5", 900_000_000), ("1000", 1_500_000_000))
+        },
+    },
+    "engine": {
+        "clients": 5,
+        "tasks": 2,
+        "rounds_per_task": 20,
+        "seed": 0,
+        "rounds_per_second": 0.5,
+        "images_per_second": 500.0,
+        "shares": {"training": 0.88, "encoding": 0.05, "rest": 0.07},
+        "accuracy": 0.801,
+        "forgetting": 0.01,
+        "traffic": {
+            direction: {
+                "bytes_per_round": over * 6e7,
+                "paper_bytes_per_round": over * 5.9e7,
+                "dense_bytes_per_round": 6e7,
+                "over_dense": over,
+            }
+            for direction, over in (("c2s", 0.31), ("s2c", 0.44))
+        },
+        "bits_per_adaptive_value": 40.0,
+    },
+}
+
+
+@pytest.fixture
+def found() -> dict[str, Any]:
+    result = copy.deepcopy(MEASURED)
+    result["ratios"] = bars.ratios_of(result)
+    result["bars"] = bars.judged(result["ratios"])
+    return result
+
+
+RATIOS = {
+    "lenet_speedup_over_plain": 3.2,
+    "fedweit_task10_over_lenet": 1.28,
+    "fedweit_task50_over_task2": 1.2,
+    "two_workers_speedup": 1.8,
+    "training_share_of_round": 0.88,
+    "c2s_bytes_over_dense": 0.31,
+    "s2c_bytes_over_dense": 0.44,
+    "bits_per_adaptive_value": 40.0,
+    "peak_memory_gb_1000_clients": 1.5,
+    "seconds_to_first_step": 2.5,
+    "share_of_peak": 0.5,
+}
+
+
+def test_the_ratios_have_their_names_and_come_from_where_they_should(found):
+    assert found["ratios"] == pytest.approx(RATIOS)
+    assert list(found["ratios"]) == list(bars.BARS)
+
+
+def test_bars_are_met_from_the_right_side(found):
+    missed = [bar["ratio"] for bar in found["bars"] if bar["met"] is False]
+    assert missed == ["fedweit_task50_over_task2", "c2s_bytes_over_dense", "bits_per_adaptive_value"]
+    aims = [bar["ratio"] for bar in found["bars"] if bar["aim_met"]]
+    assert aims == ["lenet_speedup_over_plain", "seconds_to_first_step"]
+    assert [bar["ratio"] for bar in found["bars"] if bar["met"] is None] == ["share_of_peak"]
+
+
+def test_the_page_names_the_machine_and_holds_every_table(found):
+    text = report.in_markdown(found)
+    assert "`weft bench --quick --out results` in 3 min 20 s on Abacus, 2 cores, torch 2.13.0" in text
+    assert "| our LeNet step, times faster than the plain one | 3.2 | 2.4 | 3 | yes | yes |" in text
+    assert "| sparse A: bits for each value, index included | 40 | 24 | 18 | no | no |" in text
+    assert "an accuracy of 80.1 %" in text
+    assert "The run of 1,000 clients was stopped after 25 s" in text
+    assert "| fedweit task 10 foreign 5 | 160.0 | 144.0 to 176.0 | 625 | 50.0 % | - |" in text
+    assert "Flower" not in text
+    for sheet in report.sheets(found):
+        assert all(len(row) == len(sheet.headings) for row in sheet.rows), sheet.title
+    found["memory"]["clients"]["1000"]["complete"] = True
+    assert "was stopped" not in report.in_markdown(found)
+
+
+def test_the_page_shows_flower_beside_ours(found):
+    one = {"accuracy": 0.82, "seconds": 40.0, "round_seconds": spread(3.0)}
+    found["peers"] = {"clients": 5, "rounds": 5, "batch_size": 20, "workers": 2, "flower": one, "weft": one}
+    text = report.in_markdown(found)
+    assert "weft bench --quick --peers --out results" in text
+    assert "| Flower's simulation, plain LeNet | 3.00 | 40.0 | 82.0 % |" in text
+
+
+def test_every_table_fits_a_terminal(found):
+    written = io.StringIO()
+    console = Console(width=80, file=written)
+    for sheet in report.sheets(found):
+        console.print(report.in_terminal(sheet))
+    lines = written.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+    (speedup,) = [line.split() for line in lines if "our LeNet step, times faster" in line]
+    assert speedup[-5:] == ["3.2", "2.4", "3", "yes", "yes"]
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(found, monkeypatch):
+    asked: list[tuple[bool, bool]] = []
+
+    def bench(quick, with_peers, show):
+        asked.append((quick, with_peers))
+        show("steps", 0, 1)
+        show("steps", 1, 1)
+        return found
+
+    monkeypatch.setattr(whole, "bench", bench)
+    return lambda *words: (CliRunner().invoke(cli.app, ["bench", *words]), asked)
+
+
+def test_json_is_all_there_is_on_stdout(command, found):
+    done, asked = command("--json", "--quick")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout) == json.loads(json.dumps(found))
+    assert asked == [(True, False)]
+    assert "training steps" in done.stderr
+
+
+def test_a_missed_bar_fails_only_when_asked(command, found):
+    assert command()[0].exit_code == 0
+    assert command("--check", "--json")[0].exit_code == 1
+    for bar in found["bars"]:
+        bar["met"] = True
+    assert command("--check", "--json")[0].exit_code == 0
+
+
+def test_results_are_written_where_they_are_wanted(command, found, tmp_path):
+    pytest.importorskip("matplotlib")  # an extra; `make test` installs it
+    done, _ = command("--out", str(tmp_path / "results"))
+    assert done.exit_code == 0, done.output
+    files = {file.name: file for file in (tmp_path / "results").iterdir()}
+    assert set(files) == {"bench.json", "bench.md", "bench-growth.png"}
+    assert json.loads(files["bench.json"].read_text())["ratios"] == found["ratios"]
+    assert files["bench.md"].read_text() == report.in_markdown(found)
+    from PIL import Image
+
+    with Image.open(files["bench-growth.png"]) as picture:
+        assert picture.size[0] > 1000
+
+
+def test_what_is_missing_is_told_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(peers, "PLACE", Path("nowhere", "python"))
+    monkeypatch.setattr(whole, "ask_part", lambda *_: pytest.fail("measured"))
+    done = CliRunner().invoke(cli.app, ["bench", "--peers"])
+    assert isinstance(done.exception, Problem)
+    assert "make peers" in str(done.exception)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path)])
+    assert isinstance(done.exception, Problem)
+    assert "pip install matplotlib" in str(done.exception)
+
+
+def test_the_machine_is_named_without_host_or_path(tmp_path):
+    table = tmp_path / "cpuinfo"
+    table.write_text("processor\t: 0\nmodel name\t: Abacus 3000\nmodel name\t: Abacus 3000\n")
+    assert whole.processor(table) == "Abacus 3000"
+    assert whole.processor(tmp_path / "nothing")
+    said = json.dumps(whole.machine())
+    assert os.uname().nodename not in said
+    assert "/" not in said
+
+
+# ---- runs that are watched -------------------------------------------------------------------------------------------
+
+
+def answer(at: float, round_index: int) -> dict[str, Any]:
+    return {"at": at, "event": "answer", "round": round_index}
+
+
+def test_a_round_lasts_from_the_last_answer_before_it_to_its_own_last():
+    events = [{"at": 0.0, "event": "created"}, answer(5, 0), answer(4, 0), answer(7, 1), answer(8, 1), answer(12, 2)]
+    assert rounds.round_seconds(events, range(1, 3)) == [3, 4]
+    assert rounds.round_seconds(events, range(1, 2)) == [3]
+
+
+def test_half_a_line_of_a_journal_is_left_out(tmp_path):
+    assert children.journal(tmp_path) == []
+    (tmp_path / "journal.jsonl").write_text('{"event": "created"}\n{"event": "ans')
+    assert children.journal(tmp_path) == [{"event": "created"}]
+
+
+def test_memory_is_that_of_a_process_and_its_children():
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("no /proc")
+    fill = "b = b'x' * 60_000_000; print('full', flush=True); import time; time.sleep(60)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {fill!r}])"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
+        try:
+            process.stdout.readline()
+            assert 60e6 < children.resident(process.pid) < 200e6
+        finally:
+            for child in Path("/proc", str(process.pid), "task", str(process.pid), "children").read_text().split():
+                os.kill(int(child), 9)
+            process.kill()
+    assert children.resident(process.pid) == 0
+
+
+@pytest.mark.slow
+def test_a_part_that_fails_says_why():
+    with pytest.raises(Problem, match="batch_size"):
+        children.ask_part("wire", {"plan": {"batch_size": -1}, "passes": 1}, lambda *_: None)
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_is_told(tmp_path):
+    told = pytest.raises(Problem, match=r"ended with code 2.*there is no plan nobody")
+    with children.running(["nobody.toml", "--out", "run"], tmp_path) as process, told:
+        children.watch(process, tmp_path, 60, lambda: False)
+
+
+@pytest.mark.slow
+def test_the_first_step_of_a_real_run_is_timed_and_the_run_ended():
+    began = time.time()
+    found = rounds.measure_start(TINY, 1, lambda *_: None)
+    assert 0.3 < found["seconds"]["median"] < time.time() - began
+
+
+@pytest.mark.slow
+def test_workers_and_memory_of_real_runs():
+    found = rounds.measure_workers(TINY, 1, 4, lambda *_: None)
+    assert found["round_seconds"]["1"]["count"] == found["round_seconds"]["2"]["count"] == 2
+    assert found["speedup"] > 0
+    one = memory.measure(TINY, [6], 2, 60.0, lambda *_: None)["clients"]["6"]
+    assert one["complete"]
+    assert 1e8 < one["peak_bytes"] < 4e9
+    many = memory.measure(TINY, [300], 2, 0.0, lambda *_: None)["clients"]["300"]
+    assert many["rounds_per_second"] > 0
