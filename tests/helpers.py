@@ -14,8 +14,10 @@ import torch
 
 from weft import client as client_module
 from weft.batches import Batches
+from weft.checks import Inspector
 from weft.client import World
-from weft.engines import Reply, Request
+from weft.engines import Reply, Request, Saved
+from weft.engines.clocked import Clocked
 from weft.ledger import Ledger
 from weft.loop import Federation, Progress
 from weft.message import Message, decode
@@ -23,6 +25,7 @@ from weft.methods.base import initial_body
 from weft.networks.flat import Layer, Layout
 from weft.plan import Plan
 from weft.scenarios import Scenario
+from weft.schedule import Schedule
 from weft.state import State
 from weft.tensors import Payload, flatten
 
@@ -106,14 +109,19 @@ class Run:
     privates: list[torch.Tensor] = dataclasses.field(default_factory=list)  # biases and head of each who replied
     reports: list[tuple[int, int, int, dict[str, Any]]] = dataclasses.field(default_factory=list)
     matrices: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)
+    incidents: list[tuple[int, int, int, str]] = dataclasses.field(default_factory=list)
     marks: int = 0
+    kept: Saved | None = None  # what was on its way when the last session ended
+    clock: Clocked = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         self.world = self.world or CachedWorld(self.plan)
         network = self.world.lesson(0, 0).network
         self.layout = network.layout
         self.ledger = Ledger(self.layout.body)
-        self.method.open_server(self.server, initial_body(network, self.plan.seed), self.layout, self.plan)
+        initial = initial_body(network, self.plan.seed)
+        self.inspector = Inspector.of(self.method, self.layout, initial, self.plan.norm_bound)
+        self.method.open_server(self.server, initial, self.layout, self.plan)
 
     @property
     def method(self) -> Any:
@@ -124,7 +132,10 @@ class Run:
         return self.world.scenario
 
     def go(self) -> Run:
-        Federation(self.plan, self.scenario, self.method, self, self.server, self.ledger, self.progress, self).run()
+        schedule = Schedule(self.plan, self.scenario, self.method)
+        self.clock = Clocked(self.plan, self, self.folder, self.kept)
+        state = (self.server, self.inspector, self.ledger, self.progress)
+        Federation(self.plan, schedule, self.method, self.clock, *state, listener=self).run()
         return self
 
     def go_to(self, step: int) -> Run:
@@ -145,11 +156,14 @@ class Run:
             except Interrupted:
                 self.server = self._again(self.server, f"server@{self.marks}")
                 self.progress = Progress(**json.loads(json.dumps(dataclasses.asdict(self.progress))))
+                if self.folder is not None:
+                    self.kept = Saved({}, {}, json.loads(json.dumps(self.clock.save().clock)))
 
     # ---- the engine
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        for client, wire in reversed(list(requests)) if self.backwards else requests:
+        # a client answers in the order in which it was asked, whoever else is faster
+        for client, wire, *_ in sorted(requests, key=lambda one: -one[0]) if self.backwards else requests:
             state = self.clients.setdefault(client, State())
             reply = client_module.answer(self.world, client, state, wire)
             if self.careless:
@@ -163,6 +177,12 @@ class Run:
                 self.clients[client] = self._again(state, f"client-{client}@{len(self.wires)}")
             yield Reply(client, reply, 0.0)
 
+    def save(self) -> Saved:
+        return Saved({}, {})
+
+    def close(self) -> None:
+        pass
+
     def _again(self, state: State, prefix: str) -> State:
         if self.folder is None:
             return state
@@ -175,6 +195,9 @@ class Run:
 
     def answered(self, client: int, step: int, round_index: int, seconds: float, numbers: dict[str, Any]) -> None:
         self.reports.append((client, step, round_index, numbers))
+
+    def incident(self, client: int, step: int, round_index: int, reason: str) -> None:
+        self.incidents.append((client, step, round_index, reason))
 
     def tested(self, client: int, step: int, accuracies: list[float]) -> None:
         matrix = self.matrices.setdefault(client, [])

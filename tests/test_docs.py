@@ -111,7 +111,7 @@ def test_every_plan_of_a_page_is_valid() -> None:
 
 def test_the_plan_page_names_every_key_and_option() -> None:
     text = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
-    keys = [key for key in Plan.model_fields if not key.endswith("_options")]
+    keys = [field.alias or key for key, field in Plan.model_fields.items() if not key.endswith("_options")]
     options = {key for name in METHODS for key in class_of(name).options_class.model_fields}
     options |= {key for name in SCENARIOS for key in module_of(name).Options.model_fields}
     options |= {key for options in NETWORKS.values() for key in options.model_fields}

@@ -10,7 +10,9 @@ What a message can ask for, in this order:
     give      answer with what is given once a task
     test      accuracy of every task so far, on test images (of the model as it is, or as theta_G would make it)
 
-The same request twice gives the same reply and does not train twice.
+The same request twice gives the same reply and does not train twice. A server that has lost an answer asks once more
+for a task to begin or to finish: what was done is not done again. A client that was out of reach for whole tasks makes
+up for it when it begins the next one.
 """
 
 from __future__ import annotations
@@ -113,9 +115,11 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
     numbers: dict[str, Any] = {}
     if "base" not in state.tensors:
         method.join(state, lesson)
-    if "begin" in request.ops:
-        method.begin(state, lesson)
-        state.numbers["schedule"] = begin_schedule(method.first_rate(world.plan, step))
+    if "begin" in request.ops and state.numbers.get("begun", -1) < step:
+        for missed in range(state.numbers.get("finished", -1) + 1, step):  # so that every task can be answered for
+            _begin(world, state, world.learning(client, missed))
+            _finish(world, state, world.learning(client, missed))
+        _begin(world, state, lesson)
     stopped = state.numbers["schedule"]["stopped"]  # its rate has reached the floor: it keeps what it has and waits
     if "receive" in request.ops:
         if stopped:
@@ -127,8 +131,7 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
     if "send" in request.ops and not stopped:
         tensors |= method.contribute(state, lesson)
     if "finish" in request.ops:
-        method.finish(state, lesson)
-        forget_optimizer(state)
+        _finish(world, state, lesson)
         if state.numbers["schedule"]["epochs"]:  # of the model as it is put away
             method.answer_for(state, step, lesson)
             numbers["task_valid_accuracy"] = lesson.network.measure(world.batches(client, step, "valid"))[0]
@@ -139,6 +142,20 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
     if "test" in request.ops:
         numbers["accuracy"] = test(world, state, request, lesson)
     return tensors, numbers
+
+
+def _begin(world: World, state: State, lesson: Lesson) -> None:
+    if state.numbers.get("begun", -1) < lesson.step:
+        world.method.begin(state, lesson)
+        state.numbers["schedule"] = begin_schedule(world.method.first_rate(world.plan, lesson.step))
+        state.numbers["begun"] = lesson.step
+
+
+def _finish(world: World, state: State, lesson: Lesson) -> None:
+    if state.numbers.get("finished", -1) < lesson.step:
+        world.method.finish(state, lesson)
+        forget_optimizer(state)
+        state.numbers["finished"] = lesson.step
 
 
 def test(world: World, state: State, request: Message, lesson: Lesson) -> list[float]:

@@ -1,41 +1,60 @@
 """Algorithm 1 of the paper, for any method: the only loop over tasks and rounds.
 
-The loop knows no method and no engine. It decides who is asked for what and when replies are merged; every request and
-reply is encoded to bytes and weighed in the ledger. It can stop after any round and go on from a checkpoint with the
-same bits, because nothing is remembered but `Progress` and the server's state, and all that is random is drawn anew
-from the plan's seed.
+`Federation.run` is the algorithm: in rounds, where with async=tasks each client has a task clock of its own, or, with
+async=arrival, with no rounds at all. The loop knows no method and no engine. It decides who is asked for what and when
+replies are merged; every request and reply is encoded to bytes and weighed in the ledger, and every reply is checked
+before it is used: one that is late, missing or wrong is an incident, and the run goes on without it.
+
+The loop can stop after any round and go on from a checkpoint with the same bits, because nothing is remembered but
+`Progress` and the server's state, and all that is random is drawn anew from the plan's seed.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
+from weft.checks import Inspector, Refused
 from weft.engines import Engine, Request
-from weft.errors import Problem
-from weft.ledger import Entry, Ledger
-from weft.message import Message, decode, encode
+from weft.ledger import Direction, Entry, Ledger
+from weft.message import Message, encode
 from weft.methods.base import Method
 from weft.plan import Plan
-from weft.randomness import generator
-from weft.scenarios import Scenario
+from weft.robust import robust
+from weft.schedule import Place, Schedule, Visit
 from weft.state import State
 
 SERVER_MEMORY = 64 << 20  # bytes of knowledge base that stay in memory; the rest is read from disk when it is sent
+TICK = 1e-6  # seconds; less is rounding
+CLOSING_ATTEMPTS = 3  # so often a client is asked for what it gives at a task's end, before the run goes on without it
 
 
 @dataclass
 class Progress:
-    """Where the run is: the next step and round (after the last round a task is closed), and what a summary needs."""
+    """Where the run is, what the server knows of each client, and what a summary needs."""
 
-    step: int = 0
-    round: int = 0
+    step: int = 0  # the tasks before it are over for everybody
+    round: int = 0  # rounds done, counted through the whole run; with async=arrival, answers and lost answers
     images: int = 0  # trained on so far
     seconds: float = 0.0  # worked so far, in all sessions
     validation: dict[str, float] = field(default_factory=dict)  # by "client/step", at the task's end
     sizes: dict[str, dict[str, int]] = field(default_factory=dict)  # by client, as last reported
     densities: dict[str, list[float]] = field(default_factory=dict)  # of each client's A's, as last reported
+    # by client: the last task that it has begun, met with an exchange, finished and been tested after, as it said
+    begun: dict[str, int] = field(default_factory=dict)
+    met: dict[str, int] = field(default_factory=dict)
+    finished: dict[str, int] = field(default_factory=dict)
+    tested: dict[str, int] = field(default_factory=dict)
+    out: dict[str, Visit] = field(default_factory=dict)  # asked and not answered, by request id
+    places: dict[str, list[int]] = field(default_factory=dict)  # async=arrival: by client, its task and its round
+    merges: int = 0  # async=arrival: answers that theta_G is made of
+    incidents: dict[str, int] = field(default_factory=dict)  # by client, how often something went wrong
+
+    def __post_init__(self) -> None:
+        """JSON, from which a progress comes back, knows no tuples."""
+        self.out = {key: Visit(*words)._replace(ops=tuple(words[3])) for key, words in self.out.items()}
 
 
 class Listener(Protocol):
@@ -44,16 +63,8 @@ class Listener(Protocol):
     def weighed(self, entries: list[Entry]) -> None: ...
     def answered(self, client: int, step: int, round_index: int, seconds: float, numbers: dict[str, Any]) -> None: ...
     def tested(self, client: int, step: int, accuracies: list[float]) -> None: ...
+    def incident(self, client: int, step: int, round_index: int, reason: str) -> None: ...
     def round_done(self, progress: Progress) -> None: ...
-
-
-class Visit(NamedTuple):
-    """One client's part in one round."""
-
-    client: int
-    ops: tuple[str, ...]
-    exchanges: bool  # with the server; if not, the client works by itself and nothing crosses the wire
-    first: bool = False  # its first exchange of the task: kb^(t) comes along
 
 
 @dataclass
@@ -61,114 +72,222 @@ class Federation:
     """Everything a run is made of."""
 
     plan: Plan
-    scenario: Scenario
+    schedule: Schedule
     method: Method
     engine: Engine
     server: State
+    inspector: Inspector
     ledger: Ledger
     progress: Progress
     listener: Listener
 
     def run(self) -> None:
         """Algorithm 1, from where `progress` stands. Line 1 (B_c starts as theta_G) is a method's `join`."""
-        rounds, progress = self.plan.rounds_per_task, self.progress
-        for step in range(progress.step, self.scenario.steps):  # line 2; line 3 is the method's, at `first`
-            active = [client for client, tasks in enumerate(self.scenario.sequences) if step < len(tasks)]
-            chosen = [choose(self.plan, self.method, active, step, r) for r in range(rounds)]  # line 5
-            for round_index in range(progress.round, rounds):  # line 4
-                asked = visits(self.plan, self.method, active, chosen, round_index)
-                replies = self.exchange(asked, step, round_index)  # lines 6 to 8
-                self.method.aggregate(self.server, replies)  # line 9
-                progress.step, progress.round = step, round_index + 1
-                self.listener.round_done(progress)
-            asked = closing_visits(self.plan, self.method, active, chosen)
-            self.exchange(asked, step, rounds)  # the rest of line 11, and tests
-            progress.step, progress.round = step + 1, 0
+        if self.plan.asynchronous == "arrival":
+            self.run_as_answers_arrive()
+            return
+        schedule, progress = self.schedule, self.progress
+        for round_index in range(progress.round, schedule.rounds):  # lines 2 and 4; line 3 is the method's, at `first`
+            asked = schedule.visits(round_index, progress.begun, progress.met)  # line 5
+            replies = self.exchange(self.reachable(asked), self.plan.quorum)  # lines 6 to 8, and 11
+            replies = robust(replies, self.inspector.merged, self.plan.aggregation)
+            self.method.aggregate(self.server, replies)  # line 9
+            self.close_tasks(schedule.ending(round_index))
+            progress.step, progress.round = schedule.lowest_step(round_index + 1), round_index + 1
             self.listener.round_done(progress)
 
-    def exchange(self, asked: list[Visit], step: int, round_index: int) -> list[Message]:
-        """Ask, and wait for all; the replies of those that exchanged with the server, sorted by client."""
-        by_client = {visit.client: visit for visit in asked}
-        replies: dict[int, Message] = {}
-        for client, wire, seconds in self.engine.exchange(self._requests(asked, step, round_index)):
-            reply = decode(wire)
-            if reply.error:
-                raise Problem(f"client {client} failed in task {step}, round {round_index}: {reply.error}")
-            visit = by_client[client]
-            if visit.exchanges or reply.tensors:
-                self._weigh("c2s", client, step, round_index, wire)
-            if "give" in visit.ops:  # line 11: kb <- kb + {A}
-                self.method.collect(self.server, client, step, reply)
-                self.server.archive.spill(SERVER_MEMORY)
-            self.listener.answered(client, step, round_index, seconds, reply.numbers)
-            replies[client] = reply
-        for client in sorted(replies):  # in an order that does not depend on who was fastest
-            self._note(client, step, replies[client].numbers)
-        return [replies[client] for client in sorted(replies) if by_client[client].exchanges]
+    def run_as_answers_arrive(self) -> None:
+        """Algorithm 1 without rounds: an answer is merged when it comes, and its client is asked again at once."""
+        progress = self.progress
+        progress.places = progress.places or {str(client): [0, 0] for client in range(self.plan.clients)}
+        while not self.all_is_learned():
+            asked = [visit for client in self.idle() if (visit := self.next_visit(client)) is not None]
+            for reply, visit in itertools.islice(self.replies(asked, self.patience()), 1):
+                staleness = progress.merges - visit.at  # answers that came since it was asked
+                if staleness > int(self.plan.staleness_bound):
+                    self.incident(visit, f"its answer is {staleness} others behind (staleness_bound)")
+                elif "send" in visit.ops:
+                    self.method.absorb(self.server, reply, staleness_weight(staleness, self.plan.staleness_exponent))
+                    progress.merges += 1
+                self.take(reply, visit)
+            progress.step, progress.round = min(step for step, _ in progress.places.values()), progress.round + 1
+            self.listener.round_done(progress)
 
-    def _requests(self, asked: list[Visit], step: int, round_index: int) -> Iterator[Request]:
-        for client, ops, exchanges, first in asked:
+    # ---- in rounds ---------------------------------------------------------------------------------------------------
+
+    def reachable(self, asked: list[Visit]) -> list[Visit]:
+        """Without those that are away, and those that are presumably still at work on what they were asked last."""
+        there = set(self.engine.clients())
+        there -= {visit.client for visit in self.progress.out.values() if visit.at == self.progress.round - 1}
+        return [visit for visit in asked if visit.client in there or not visit.exchanges]
+
+    def exchange(self, asked: list[Visit], quorum: int | Literal["all"] = "all") -> list[Message]:
+        """Ask, and wait for all, for a quorum or until the deadline; the replies of those that exchanged, sorted."""
+        taken: list[tuple[Message, Visit]] = []
+        missing = {visit.request_id for visit in asked}
+        enough = len(asked) if quorum == "all" else min(quorum, len(asked))
+        deadline = None if self.plan.deadline == "none" else self.plan.deadline
+        for reply, visit in self.replies(asked, deadline):
+            if visit.at < self.progress.round and self.plan.late == "drop":
+                self.incident(visit, "its answer came too late and was dropped")
+                continue
+            taken.append((reply, visit))
+            missing.discard(visit.request_id)
+            if quorum != "all" and len(asked) - len(missing) >= enough:
+                break
+        self._note_missing(missing, quorum == "all" and deadline is None)
+        taken.sort(key=lambda pair: pair[1][:3])  # in an order that does not depend on who was fastest
+        for reply, visit in taken:
+            self.take(reply, visit)
+        return [reply for reply, visit in taken if visit.exchanges]
+
+    def _note_missing(self, missing: set[str], for_good: bool) -> None:
+        """Who has not answered; `for_good`: everybody was waited for, so it never will."""
+        for request_id in sorted(missing & self.progress.out.keys()):
+            self.incident(self.progress.out[request_id], "no answer" if for_good else "no answer in time")
+            if for_good:
+                del self.progress.out[request_id]
+
+    def close_tasks(self, ending: list[tuple[int, Place]]) -> None:
+        """The rest of line 11 and tests, for those whose task is over."""
+        for attempt in range(CLOSING_ATTEMPTS + 1):
+            visits = [self.closing(client, place, attempt) for client, place in ending]
+            if asked := [visit for visit in visits if visit is not None]:
+                self.exchange(asked)
+        for client, place in ending:
+            self.forget(client, place.step)
+
+    # ---- as answers arrive -------------------------------------------------------------------------------------------
+
+    def all_is_learned(self) -> bool:
+        places = self.progress.places
+        return all(places[str(client)][0] == len(tasks) for client, tasks in enumerate(self.schedule.lengths))
+
+    def idle(self) -> list[int]:
+        """Who is there and waits for nothing; what is overdue is given up."""
+        now, deadline = self.engine.now(), self.plan.deadline
+        for request_id, visit in list(self.progress.out.items()):
+            if deadline != "none" and now >= visit.sent + deadline - TICK:
+                self.incident(visit, "no answer in time")
+                del self.progress.out[request_id]
+        busy = {visit.client for visit in self.progress.out.values()}
+        return [client for client in self.engine.clients() if client not in busy]
+
+    def patience(self) -> float | None:
+        """Until the next answer is overdue."""
+        if self.plan.deadline == "none":
+            return None
+        sent = min((visit.sent for visit in self.progress.out.values()), default=self.engine.now())
+        return max(0.0, sent + self.plan.deadline - self.engine.now())
+
+    def next_visit(self, client: int) -> Visit | None:
+        """A client's next round, the closing of its task, or the first round of its next one; None: all is learned."""
+        progress, lengths = self.progress, self.schedule.lengths[client]
+        step, round_index = progress.places[str(client)]
+        while step < len(lengths):
+            place = Place(step, round_index, lengths[step])
+            last, talks = round_index == place.rounds - 1, self.method.talks
+            visit: Visit | None = None
+            if round_index < place.rounds:
+                visit = self.schedule.lesson(client, place, talks, last, progress.begun, progress.met)
+            else:
+                visit = self.closing(client, place, round_index - place.rounds)
+            progress.places[str(client)] = [step, round_index + 1]
+            if visit is not None:
+                return visit
+            self.forget(client, step)
+            step, round_index = step + 1, 0
+        progress.places[str(client)] = [step, 0]
+        return None
+
+    # ---- both ways ---------------------------------------------------------------------------------------------------
+
+    def closing(self, client: int, place: Place, attempt: int) -> Visit | None:
+        """What is still to do after a task's last round; after many attempts what needs no wire."""
+        progress, by_itself = self.progress, attempt >= CLOSING_ATTEMPTS
+        place = Place(place.step, place.rounds + attempt, place.rounds)
+        return self.schedule.closing(client, place, progress.begun, progress.finished, progress.tested, by_itself)
+
+    def forget(self, client: int, step: int) -> None:
+        """A task is over: an answer about it that still comes is of no use."""
+        out = self.progress.out
+        for request_id in [key for key, visit in out.items() if visit.client == client and visit.step <= step]:
+            del out[request_id]
+
+    def replies(self, asked: list[Visit], deadline: float | None) -> Iterator[tuple[Message, Visit]]:
+        """Ask; every answer that is what it should be, as it comes, also one to an earlier request."""
+        out = self.progress.out
+        for client, wire, seconds in self.engine.exchange(self._requests(asked), deadline):
+            try:
+                reply, visit = self.inspector.open(wire, client, out)
+            except Refused as refused:
+                # damaged beyond recognition: it must have been the answer to what this client was asked first
+                asked_first = next((visit for visit in out.values() if visit.client == client), None)
+                answers = None if refused.foreign else refused.visit or asked_first
+                self.incident(answers or Visit(client, -1, -1, (), True), f"its answer was refused: {refused}")
+                if answers is not None:
+                    del out[answers.request_id]
+                continue
+            del out[visit.request_id]
+            if visit.exchanges or reply.tensors:
+                self._weigh("c2s", visit, wire)
+            if reply.error:
+                self.incident(visit, f"it failed: {reply.error[:200]}")
+                continue
+            self.listener.answered(client, visit.step, visit.round, seconds, reply.numbers)
+            yield reply, visit
+
+    def _requests(self, asked: list[Visit]) -> Iterator[Request]:
+        arrival = self.plan.asynchronous == "arrival"
+        for planned in asked:
+            at = self.progress.merges if arrival else self.progress.round
+            visit = planned._replace(at=at, sent=self.engine.now())
+            client, step, round_index, ops, exchanges, first, *_ = visit
             tensors, numbers = self.method.brief(self.server, client, step, first, self.plan) if exchanges else ({}, {})
-            name = f"client-{client}"
-            request_id = f"{step}.{round_index}.{client}"
-            request = Message("server", name, request_id, ops, step, round_index, tensors, numbers)
+            request_id = visit.request_id
+            request = Message("server", f"client-{client}", request_id, ops, step, round_index, tensors, numbers)
             wire = encode(request, self.plan.wire)
             self.server.archive.spill(SERVER_MEMORY)
             if exchanges:
-                self._weigh("s2c", client, step, round_index, wire)
-            yield Request(client, wire)
+                self._weigh("s2c", visit, wire)
+            self.progress.out[request_id] = visit
+            work = float("train" in ops)
+            yield Request(client, wire, request_id, work, crosses=exchanges and not visit.sure)
 
-    def _weigh(self, direction: Any, client: int, step: int, round_index: int, wire: bytes) -> None:
-        self.listener.weighed(self.ledger.enter(direction, client, step, round_index, wire))
-
-    def _note(self, client: int, step: int, numbers: dict[str, Any]) -> None:
-        self.progress.images += numbers.get("images", 0)
+    def take(self, reply: Message, visit: Visit) -> None:
+        """Note what a client has done and said; and line 11: kb <- kb + {A}."""
+        progress, name, step, numbers = self.progress, str(visit.client), visit.step, reply.numbers
+        progress.images += numbers.get("images", 0)
+        if "test" in visit.ops and progress.tested.get(name, -1) < step:  # once, though a late answer may say it again
+            self.listener.tested(visit.client, step, numbers["accuracy"])
+        done = (("begin", progress.begun), ("finish", progress.finished), ("test", progress.tested))
+        for standing in [standing for op, standing in done if op in visit.ops]:
+            standing[name] = max(standing.get(name, -1), step)
+        if visit.first:
+            progress.met[name] = max(progress.met.get(name, -1), step)
+            self.method.confirm(self.server, visit.client)
+        if "give" in visit.ops:
+            self.method.collect(self.server, visit.client, step, reply)
+            self.server.archive.spill(SERVER_MEMORY)
         if numbers.get("task_valid_accuracy") is not None:
-            self.progress.validation[f"{client}/{step}"] = numbers["task_valid_accuracy"]
+            progress.validation[f"{name}/{step}"] = numbers["task_valid_accuracy"]
         if "size" in numbers:
-            self.progress.sizes[str(client)] = numbers["size"]
-            self.progress.densities[str(client)] = numbers["density"]
-        if "accuracy" in numbers:
-            self.listener.tested(client, step, numbers["accuracy"])
+            progress.sizes[name], progress.densities[name] = numbers["size"], numbers.get("density", [])
+
+    def incident(self, visit: Visit, reason: str) -> None:
+        """Something went wrong with one client; the run goes on."""
+        name = str(visit.client)
+        self.progress.incidents[name] = self.progress.incidents.get(name, 0) + 1
+        self.listener.incident(visit.client, visit.step, visit.round, reason)
+
+    def _weigh(self, direction: Direction, visit: Visit, wire: bytes) -> None:
+        self.listener.weighed(self.ledger.enter(direction, visit.client, visit.step, visit.round, wire))
 
 
-def choose(plan: Plan, method: Method, active: list[int], step: int, round_index: int) -> list[int]:
-    """Alg. 1 line 5: C^(r) ~ C. Where nothing is sent there is nobody to wait for: all clients work in every round."""
-    if not method.talks or plan.clients_per_round == "all" or plan.clients_per_round >= len(active):
-        return active
-    rng = generator(plan.seed, "choose", step, round_index)
-    return sorted(active[place] for place in rng.permutation(len(active))[: plan.clients_per_round])
+def staleness_weight(staleness: int, exponent: float) -> float:
+    """What an answer counts that was computed from a theta_G so many answers old (Xie et al., 2019).
 
-
-def visits(plan: Plan, method: Method, active: list[int], chosen: list[list[int]], round_index: int) -> list[Visit]:
-    """Who does what in a round. What is given once a task rides on a client's last planned reply."""
-    found = []
-    working = [set(active) if plan.train_unchosen else set(those) for those in chosen]
-    for client in sorted(working[round_index]):
-        rounds = [r for r, those in enumerate(working) if client in those]
-        exchanges = method.talks and client in chosen[round_index]
-        first = exchanges and not any(client in those for those in chosen[:round_index])
-        ops = ["train"]
-        if exchanges:
-            ops = ["receive", "train", "send"]
-        if round_index == rounds[0]:
-            ops = ["begin", *ops]
-        if round_index == rounds[-1]:
-            ops.append("finish")
-            if method.wants_gift(chosen_last=exchanges and round_index == plan.rounds_per_task - 1):
-                ops.append("give")
-            if plan.measured_model == "own":
-                ops.append("test")
-        found.append(Visit(client, tuple(ops), exchanges, first))
-    return found
-
-
-def closing_visits(plan: Plan, method: Method, active: list[int], chosen: list[list[int]]) -> list[Visit]:
-    """After the last round: tests of the global model, and the clients that no round ever reached."""
-    reached = set(active) if plan.train_unchosen else {client for those in chosen for client in those}
-    found = []
-    for client in active:
-        ops = () if client in reached else ("begin", "finish")
-        if plan.measured_model == "global" or client not in reached:
-            found.append(Visit(client, (*ops, "test"), exchanges=method.talks and plan.measured_model == "global"))
-    return found
+    >>> staleness_weight(0, 0.5), staleness_weight(3, 0.5), staleness_weight(3, 1.0)
+    (1.0, 0.5, 0.25)
+    """
+    return float((1 + staleness) ** -exponent)

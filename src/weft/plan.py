@@ -5,8 +5,9 @@
     method = "fedweit"                       method={"name": "fedweit", "keep": 0.3})
     "method.keep" = 0.3                 (a table [method] with name = and keep = says the same)
 
-Options of the method, the network and the scenario are `method.NAME`, `network.NAME` and `scenario.NAME`. What holds
-only for one method stands in a section such as [for.fedavg]. Later words win over earlier ones:
+Options of the method, the network and the scenario are `method.NAME`, `network.NAME` and `scenario.NAME`, those of the
+virtual clock and of faults on purpose `clock.NAME` and `faults.NAME`. What holds only for one method stands in a
+section such as [for.fedavg]. Later words win over earlier ones:
 defaults < a method's preset (`fedweit@paper`) < the plan's keys < its [for.METHOD] < the command line.
 """
 
@@ -22,16 +23,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from weft import methods, named, networks, scenarios
+from weft.clock import Options as Clock
 from weft.errors import Problem, nearest
+from weft.faults import Options as Faults
 
 PARTS = ("method", "network", "scenario")
+SECTIONS: dict[str, type[BaseModel]] = {"clock": Clock, "faults": Faults}
 SMALL = {"clients": 5, "tasks": 5, "rounds_per_task": 8}  # what scale = "small" leaves of a plan
 
 
 class Plan(BaseModel):
     """Everything that decides a run's result, and nothing else: not where it is written, nor by how many workers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True)
 
     name: str = Field("plan", pattern=r"^[\w.+@-]+$")
     scenario: str = "glyphs"
@@ -58,6 +62,18 @@ class Plan(BaseModel):
     shuffle: bool = True
     measured_model: Literal["own", "global"] = "own"  # after the client's last epoch, or after the next theta_G
     precision: Literal["auto", "float32", "half", "int8"] = "auto"  # of values on the wire; auto: each method's own
+    # tasks: rounds in step, but a task takes each client another number of them; arrival: no common rounds either
+    asynchronous: Literal["none", "tasks", "arrival"] = Field("none", alias="async")
+    rounds_spread: float = Field(0.5, ge=0, lt=1)  # async: a task takes rounds_per_task, give or take this share
+    staleness_exponent: float = Field(0.5, ge=0)  # arrival: an answer counts (1 + staleness) ** -this
+    staleness_bound: int | Literal["auto"] = "auto"  # arrival: a staler one is refused; auto: ten times the clients
+    quorum: int | Literal["all"] = "all"  # a round is over when so many have answered ...
+    deadline: Annotated[float, Field(gt=0)] | Literal["none"] = "none"  # ... or after so many seconds
+    late: Literal["next", "drop"] = "next"  # a later answer counts in the round in which it comes, or not at all
+    aggregation: Literal["mean", "median", "clip"] = "mean"  # of a round's answers: see robust.py
+    norm_bound: float = Field(100.0, gt=0)  # a tensor of a larger norm, in initial bodies, is refused
+    clock: Clock = Field(default_factory=lambda: Clock.model_validate({}))
+    faults: Faults = Field(default_factory=lambda: Faults.model_validate({}))
     seed: int = Field(0, ge=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
@@ -87,6 +103,7 @@ class Plan(BaseModel):
                 f"clients_per_round is {self.clients_per_round} but there are {self.clients} clients; "
                 f"choose 1 to {self.clients}, or all"
             )
+        self._check_times()
         # fedprox+ewc and ewc+fedprox are one plan; and a file is found again from any folder
         object.__setattr__(self, "method", methods.canonical("+".join(map(absolute, self.method.split("+")))))
         object.__setattr__(self, "network", absolute(self.network))
@@ -105,6 +122,29 @@ class Plan(BaseModel):
             except ValidationError as error:
                 raise Problem(explain(error, options, prefix=f"{part}.")) from None
             object.__setattr__(self, f"{part}_options", complete)
+        if self.asynchronous == "arrival":
+            why = methods.load(self.method, self.method_options).why_not_as_it_comes()
+            if why:
+                raise Problem(f"{self.method} cannot run with async=arrival: {why}; choose async=tasks or none")
+
+    def _check_times(self) -> None:
+        """Who waits for whom."""
+        most = self.clients if self.clients_per_round == "all" else self.clients_per_round
+        if self.quorum != "all" and not 1 <= self.quorum <= most:
+            raise Problem(
+                f"quorum is {self.quorum} but {most} clients are asked in a round; choose 1 to {most}, or all"
+            )
+        if self.staleness_bound == "auto":
+            object.__setattr__(self, "staleness_bound", 10 * self.clients)
+        elif self.staleness_bound < 0:
+            raise Problem(f"staleness_bound is {self.staleness_bound}; choose 0 or more, or auto")
+        if self.asynchronous != "arrival":
+            return
+        for key, value in (("clients_per_round", "all"), ("quorum", "all"), ("aggregation", "mean")):
+            if getattr(self, key) != value:
+                raise Problem(f"{key} is for rounds, and with async=arrival there are none; leave {key}={value}")
+        if self.faults.drop and self.deadline == "none":
+            raise Problem("with async=arrival and faults.drop somebody has to notice a lost answer; set a deadline")
 
     def _settle_optimizer(self) -> None:
         """`auto` becomes what the method uses: a plan says all that decides a result, whatever later defaults are."""
@@ -170,11 +210,14 @@ class Plan(BaseModel):
 
     def toml(self) -> str:
         """The whole plan, defaults included, in the form that `load` reads."""
-        keys = {key: value for key, value in self.model_dump().items() if not isinstance(value, dict)}
+        keys = {key: value for key, value in self.model_dump(by_alias=True).items() if not isinstance(value, dict)}
         lines = [f"{key} = {_literal(value)}" for key, value in keys.items()]
         for part in PARTS:
             options = getattr(self, f"{part}_options")
             lines += [f'"{part}.{key}" = {_literal(value)}' for key, value in options.items() if value is not None]
+        for section in SECTIONS:
+            options = getattr(self, section).model_dump()
+            lines += [f'"{section}.{key}" = {_literal(value)}' for key, value in options.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -187,7 +230,9 @@ def gather(given: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in given.items():
         part, _, option = key.partition(".")
-        if part in PARTS and option:
+        if part in SECTIONS and (option or isinstance(value, Mapping)):
+            result.setdefault(part, {}).update({option: value} if option else value)
+        elif part in PARTS and option:
             result.setdefault(f"{part}_options", {})[option] = value
         elif part in PARTS and isinstance(value, Mapping):
             table = dict(value)
@@ -297,7 +342,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     place = [str(part) for part in first["loc"] if not str(part).startswith(kinds)]
     key = prefix + ".".join(place)
     if first["type"] == "extra_forbidden":
-        known = [name for name in model.model_fields if not name.endswith("_options")]
+        if place[0] in SECTIONS and not prefix and place[1:]:
+            return f"unknown key {key}; {nearest(place[-1], SECTIONS[place[0]].model_fields, f'{place[0]}.')}"
+        known = [field.alias or name for name, field in model.model_fields.items() if not name.endswith("_options")]
         known += [] if prefix else ["scale"]  # used up before a plan is checked
         return f"unknown key {key}; {nearest(key.removeprefix(prefix), known, prefix)}{owner_of(key)}"
     # a union gives a fault for each of its branches: "a valid integer" and "'all'"

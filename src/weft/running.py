@@ -152,6 +152,7 @@ def summarise(record: Record, session: Session) -> dict[str, Any]:
         "backward_transfer": metrics.over_clients(metrics.backward_transfer, matrices.values()),
         "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices.values()],
         "adaptive_density": fmean(densities) if densities else None,
+        "incidents": sum(progress.incidents.values()),
         "traffic": ledger.totals(),
         "model_size_bytes": sum(size["bytes"] for size in progress.sizes.values()),
         "model_size_paper_bytes": sum(size["paper_bytes"] for size in progress.sizes.values()),

@@ -14,8 +14,10 @@ from typing import Any, Protocol
 
 import torch
 
+from weft.checks import Inspector
 from weft.client import World
-from weft.engines import Engine, Saved
+from weft.engines import Carrier, Engine, Saved
+from weft.engines.clocked import Clocked
 from weft.engines.crew import Crew
 from weft.engines.local import Pool, Serial
 from weft.errors import Problem
@@ -25,6 +27,7 @@ from weft.methods.base import initial_body
 from weft.optimizers import make_optimizer
 from weft.plan import Plan
 from weft.record import Record, read_rows
+from weft.schedule import Schedule
 from weft.state import Archive, State, files_of
 from weft.training import train_step
 
@@ -61,24 +64,27 @@ class Session:
                 raise Problem(f"{record.folder / 'plan.toml'} was changed since this run began; put it back")
             self.progress = Progress(**manifest["progress"])
             server = State.load(record.checkpoints, manifest["server"], owner="server")
-            saved = Saved(_by_number(manifest["clients"]), _by_number(manifest["answers"]))
+            saved = Saved(_by_number(manifest["clients"]), _by_number(manifest["answers"]), manifest["clock"])
         record.cut(manifest["lengths"] if manifest else {})
         ledger = Ledger(network.layout.body)
         ledger.entries = [Entry.from_row(row) for row in read_rows(record.folder, "ledger.csv")]
         self._rows: list[list[str]] = []
         self._accuracies: list[tuple[int, int, int, float]] = []
-        self._engine: Engine = (
+        carrier: Carrier = (
             Serial(plan, record.checkpoints, saved, memory)
             if crew is None
             else Pool(plan, record.checkpoints, saved, memory, crew)
         )
+        self._engine: Engine = Clocked(plan, carrier, record.checkpoints, saved)
+        schedule = Schedule(plan, world.scenario, world.method)
+        inspector = Inspector.of(world.method, network.layout, initial_body(network, plan.seed), plan.norm_bound)
         self.federation = Federation(
-            plan, world.scenario, world.method, self._engine, server, ledger, self.progress, listener=self
+            plan, schedule, world.method, self._engine, server, inspector, ledger, self.progress, listener=self
         )
         self._began = time.perf_counter()
         self._saved_at, self._save_cost = self._began, 0.0
         if screen is not None:
-            done, total = _work_units(self.federation)
+            done, total = _work_units(schedule, self.progress)
             screen.started(
                 plan, done, total, estimate(world, 1 if crew is None else len(crew)) * (total - done) / total
             )
@@ -96,6 +102,12 @@ class Session:
 
     def tested(self, client: int, step: int, accuracies: list[float]) -> None:
         self._accuracies += [(client, step, task, accuracy) for task, accuracy in enumerate(accuracies)]
+        moment = {"time": round(self._engine.now(), 6), "images": self.progress.images}
+        self.record.journal("tested", client=client, step=step, **moment, accuracy=accuracies)
+
+    def incident(self, client: int, step: int, round_index: int, reason: str) -> None:
+        moment = round(self._engine.now(), 6)
+        self.record.journal("incident", client=client, step=step, round=round_index, time=moment, reason=reason)
 
     def round_done(self, progress: Progress) -> None:
         self.record.add_rows("ledger.csv", sorted(self._rows, key=_place))  # not in the order of who was fastest
@@ -115,16 +127,18 @@ class Session:
         server = self.federation.server.save(
             self.record.checkpoints, f"server@{self.progress.step}.{self.progress.round}"
         )
-        states, answers = self._engine.save()
+        states, answers, clock = self._engine.save()
         manifest = {
             "progress": dataclasses.asdict(self.progress),
             "server": server,
             "clients": states,
             "answers": answers,
+            "clock": clock,
             "lengths": self.record.lengths(),
             "plan": zlib.crc32(self.record.plan.toml().encode()),
         }
-        named = files_of(server).union(*(files_of(reference) for reference in states.values()))
+        references = [*states.values(), *(flight["wire"] for flight in clock["flights"])]
+        named = files_of(server).union(*map(files_of, references))
         self.record.commit(manifest, named)
         self._saved_at = time.perf_counter()
         self._save_cost = self._saved_at - began
@@ -144,14 +158,12 @@ def _by_number(table: dict[str, Any]) -> dict[int, Any]:
     return {int(client): value for client, value in table.items()}
 
 
-def _work_units(federation: Federation) -> tuple[int, int]:
+def _work_units(schedule: Schedule, progress: Progress) -> tuple[int, int]:
     """Rounds of one client, done and in all: the length of a progress bar."""
-    plan, progress = federation.plan, federation.progress
-    each = plan.clients
-    if federation.method.talks and not plan.train_unchosen and plan.clients_per_round != "all":
-        each = plan.clients_per_round
-    done = progress.step * plan.rounds_per_task + progress.round
-    return each * done, each * plan.rounds_per_task * federation.scenario.steps
+    if schedule.plan.asynchronous == "arrival":
+        return progress.round, sum(map(sum, schedule.lengths))
+    each = [len(schedule.working(round_index)) for round_index in range(schedule.rounds)]
+    return sum(each[: progress.round]), sum(each)
 
 
 def estimate(world: World, workers: int) -> float:

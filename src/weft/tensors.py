@@ -149,6 +149,25 @@ def size(payload: Payload) -> int:
     return payload.numel() if isinstance(payload, torch.Tensor) else payload.size
 
 
+def by_value(by_row: torch.Tensor, segments: Segments) -> torch.Tensor:
+    """What is said of each row (total rows,), said of each of its values (size,)."""
+    return by_row.repeat_interleave(torch.tensor([width for rows, width in segments for _ in range(rows)]))
+
+
+def present(payload: Payload) -> torch.Tensor:
+    """Which single values the payload brings: bool (size,).
+
+    >>> present(Sparse.of(torch.tensor([0.0, 5, 0, 7])))
+    tensor([False,  True, False,  True])
+    """
+    if isinstance(payload, Rows):
+        return by_value(payload.kept, payload.segments)
+    there = torch.ones(size(payload), dtype=torch.bool)
+    if isinstance(payload, Sparse):
+        there.zero_()[payload.indices.long()] = True
+    return there
+
+
 def nonzeros(payload: Payload) -> int:
     """How many of the values are not zero."""
     return int(torch.count_nonzero(payload)) if isinstance(payload, torch.Tensor) else payload.nonzeros

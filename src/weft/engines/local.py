@@ -1,4 +1,7 @@
-"""The local engine: all clients on this machine, in this process or in the workers of a crew."""
+"""The local engine: all clients on this machine, in this process or in the workers of a crew.
+
+clocked.py puts a virtual clock between these and the loop.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ class Serial:
         self._host.restore(saved.states, saved.answers)
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        for client, wire in requests:
+        for client, wire, *_ in requests:
             began = time.perf_counter()
             reply = self._host.answer(client, wire)
             yield Reply(client, reply, time.perf_counter() - began)
@@ -54,7 +57,7 @@ class Pool:
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
         waiting = 0
-        for client, wire in requests:
+        for client, wire, *_ in requests:
             self._crew.tell(self._home(client), {"do": "answer", "client": client}, wire)
             waiting += 1
         for _ in range(waiting):

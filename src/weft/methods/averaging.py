@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from weft import tensors
     from weft.message import Message
+    from weft.state import State
     from weft.tensors import Payload
 else:
     torch = lazy("torch")
@@ -68,18 +69,38 @@ def average(parts: list[Payload], weights: list[float], divide: Literal["senders
     divisor = share.where(anybody, 1.0) if divide == "senders" else torch.full_like(share, sum(weights))
     if isinstance(parts[0], tensors.Sparse):
         return tensors.Sparse.of(total.div_(divisor))
-    widths = torch.tensor([width for rows, width in parts[0].segments for _ in range(rows)])
-    return tensors.Rows.of(total.div_(divisor.repeat_interleave(widths)), parts[0].segments, anybody)
+    return tensors.Rows.of(total.div_(tensors.by_value(divisor, parts[0].segments)), parts[0].segments, anybody)
+
+
+def absorb(server: State, reply: Message, weight: float) -> None:
+    """One answer's weights and biases merged into theta_G; a client that has stopped sends none."""
+    for name, key in (("base", "global"), ("biases", "biases")):
+        if name in reply.tensors:
+            server.tensors[key] = blend(server.tensors[key], reply.tensors[name], weight)
+
+
+def blend(known: Payload, answer: Payload, weight: float) -> Payload:
+    """One answer merged into what is known, in the rows or values that it brings: (1 - w) * known + w * answer.
+
+    Where nothing was known the answer stands as it is.
+    """
+    if isinstance(known, torch.Tensor) and isinstance(answer, torch.Tensor):
+        return torch.lerp(known, answer, weight)
+    brought, there = tensors.present(answer), tensors.present(known)
+    value, new = tensors.dense(known), tensors.dense(answer)
+    value = torch.where(brought, torch.where(there, torch.lerp(value, new, weight), new), value)
+    if isinstance(known, torch.Tensor):
+        return value
+    if isinstance(answer, tensors.Rows):
+        return tensors.Rows.of(value, answer.segments, _sent_units(known) | answer.kept)
+    return tensors.Sparse.of(value)
 
 
 def _sent_units(part: Payload) -> torch.Tensor:
     """Which rows, or which single values, are there."""
     if isinstance(part, tensors.Rows):
         return part.kept
-    assert isinstance(part, tensors.Sparse)
-    there = torch.zeros(part.size, dtype=torch.bool)
-    there[part.indices.long()] = True
-    return there
+    return tensors.present(part)
 
 
 def merge(received: Payload, own: torch.Tensor) -> torch.Tensor:

@@ -89,6 +89,14 @@ class Work:
     rates: dict[str, float] = field(default_factory=dict)  # of variables that move faster or slower than the others
 
 
+class Form(NamedTuple):
+    """How a tensor of an answer has to look."""
+
+    shape: Literal["dense", "rows", "sparse"]
+    size: int  # of the whole vector; rows are those of the network's layers
+    once: bool = False  # is it given at a task's end, and not merged?
+
+
 class Size(NamedTuple):
     """How much a client needs to answer for all its tasks; and the paper's measure, the nonzeros of B and A alone."""
 
@@ -137,6 +145,22 @@ class Method:
 
     def aggregate(self, server: State, replies: list[Message]) -> None:
         """Merge one round's replies, which come sorted by client."""
+
+    def absorb(self, server: State, reply: Message, weight: float) -> None:
+        """Merge one answer as it comes, without a round (async=arrival); a weight of 1 puts it in place of theirs."""
+
+    def why_not_as_it_comes(self) -> str:
+        """Why answers cannot be merged one by one, if they cannot."""
+        if self.talks and type(self).absorb is Method.absorb:
+            return "it says nowhere how a single answer is merged (`absorb`)"
+        return ""
+
+    def expected(self, layout: Layout) -> dict[str, Form] | None:
+        """The tensors that an answer may have, which is checked before it is used; None: any that fit the network."""
+        return None
+
+    def confirm(self, server: State, client: int) -> None:
+        """A client has answered: what `brief` said when it met the task has arrived."""
 
     def wants_gift(self, chosen_last: bool) -> bool:
         """Is a client asked to give something at the end of a task? `chosen_last`: it takes part in the last round."""

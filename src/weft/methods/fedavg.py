@@ -17,8 +17,8 @@ from pydantic import Field
 
 from weft.lazy import lazy
 from weft.methods import base
-from weft.methods.averaging import Average, average, merge, reply_weights, sent
-from weft.methods.base import Briefing, Lesson, Method
+from weft.methods.averaging import Average, absorb, average, merge, reply_weights, sent
+from weft.methods.base import Briefing, Form, Lesson, Method
 from weft.methods.formulas import largest_places
 
 if TYPE_CHECKING:
@@ -69,6 +69,20 @@ class FedAvg(Method):
         server.tensors["global"] = average(sent(replies, "base"), weights)
         if self.options.biases == "shared":
             server.tensors["biases"] = average(sent(replies, "biases"), weights)
+
+    def absorb(self, server: State, reply: Message, weight: float) -> None:
+        absorb(server, reply, weight)
+
+    def why_not_as_it_comes(self) -> str:
+        if type(self).merge_replies is not FedAvg.merge_replies and type(self).absorb is FedAvg.absorb:
+            return "it merges a round in its own way, and says nowhere how a single answer is merged (`absorb`)"
+        return super().why_not_as_it_comes()
+
+    def expected(self, layout: Layout) -> dict[str, Form] | None:
+        found = {"base": Form("dense" if self.options.keep == 1 else "sparse", layout.weights)}
+        if self.options.biases == "shared":
+            found["biases"] = Form("dense", layout.body - layout.weights)
+        return found
 
     # ---- client half
 

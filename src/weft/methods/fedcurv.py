@@ -16,7 +16,7 @@ from pydantic import Field
 from weft.lazy import lazy
 from weft.methods import base, fedavg
 from weft.methods.averaging import compact, sent, weighted_sum
-from weft.methods.base import Briefing, Lesson, Work, in_parts
+from weft.methods.base import Briefing, Form, Lesson, Work, in_parts
 from weft.methods.ewc import task_information
 from weft.methods.fedavg import FedAvg
 from weft.methods.formulas import curvature_gradient
@@ -69,6 +69,13 @@ class FedCurv(FedAvg):
         server.numbers["answered"] = [reply.sender for reply in replies]
         for key in [key for key in replies[0].tensors if key.partition("/")[0] in KINDS]:
             server.tensors[key] = weighted_sum(sent(replies, key), [1.0] * len(replies))
+
+    def why_not_as_it_comes(self) -> str:
+        return "U and V are sums over the clients of one round"
+
+    def expected(self, layout: Layout) -> dict[str, Form] | None:
+        found = super().expected(layout) or {}
+        return found | {f"{kind}/{name}": form for kind in KINDS for name, form in found.items()}
 
     # ---- client half
 

@@ -21,9 +21,10 @@ from pydantic import BeforeValidator, Field
 from weft.lazy import lazy
 from weft.methods import apd, base
 from weft.methods.apd import APD, DecomposedWork, words
-from weft.methods.averaging import Average, average, merge, reply_weights, sent
-from weft.methods.base import Briefing, Lesson
+from weft.methods.averaging import Average, absorb, average, merge, reply_weights, sent
+from weft.methods.base import Briefing, Form, Lesson
 from weft.methods.formulas import Foreign, compose, strongest_rows
+from weft.methods.sharing import shared_adaptive
 from weft.randomness import generator
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Options(apd.Options):
     kb_from: Literal["all", "last"] = "all"  # out of all past tasks (3.3), or the last one's alone (3.4)
     kb_own: bool = False  # may a client's own past A be among them?
     kb_givers: Literal["all", "chosen"] = "all"  # every client gives its A (line 11), or those of the last round
+    share: Annotated[int, Field(ge=1)] | Literal["all", "nothing"] = "all"  # of A: all, its strongest rows, or nothing
     attention_start: Literal["even", "random"] = "even"  # 1/n, appendix A
     attention_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster alpha is learned than the weights
     drift_from: Literal["own", "received"] = "own"  # B(t-1): before theta_G first overwrites it, or after
@@ -138,17 +140,25 @@ class FedWeIT(APD):
             return sent, {}
         if not self._shares_adaptive:
             return sent, {"foreign": []}
-        chosen = self._sample(sorted(server.archive), client, step, plan.seed)
-        held = set(server.numbers["held"].setdefault(str(client), []))
-        server.numbers["held"][str(client)] = sorted(held | set(chosen))
+        in_step = plan.asynchronous == "none"  # else a client gets what is there by then, of any task
+        chosen = self._sample(sorted(server.archive), client, step, plan.seed, in_step)
+        held = set(server.numbers["held"].get(str(client), []))
+        server.numbers.setdefault("offered", {})[str(client)] = chosen  # held once the client has answered
         return sent | {f"foreign/{key}": server.archive[key] for key in chosen if key not in held}, {"foreign": chosen}
 
-    def _sample(self, stored: list[str], client: int, step: int, seed: int) -> list[str]:
-        """Alg. 1 line 3: kb^(t) ~ kb, the receiver's own A excluded."""
+    def confirm(self, server: State, client: int) -> None:
+        held = {*server.numbers["held"].get(str(client), []), *server.numbers.get("offered", {}).pop(str(client), [])}
+        server.numbers["held"][str(client)] = sorted(held)
+
+    def _sample(self, stored: list[str], client: int, step: int, seed: int, in_step: bool = True) -> list[str]:
+        """Alg. 1 line 3: kb^(t) ~ kb, the receiver's own A excluded; `in_step`: of the tasks before this one."""
         origins = {key: tuple(map(int, key.split("."))) for key in stored}  # (client, step)
-        past = [key for key in stored if origins[key][1] < step]
+        past = [key for key in stored if not in_step or origins[key][1] < step]
         if self.options.kb_from == "last":
-            past = [key for key in past if origins[key][1] == step - 1]
+            newest = {
+                origins[key][0]: origins[key][1] for key in sorted(past, key=origins.__getitem__)
+            }  # of each client
+            past = [key for key in past if origins[key][1] == (step - 1 if in_step else newest[origins[key][0]])]
         if not self.options.kb_own:
             past = [key for key in past if origins[key][0] != client]
         if self.options.kb_size == "all" or len(past) <= self.options.kb_size:
@@ -169,6 +179,19 @@ class FedWeIT(APD):
             server.tensors["global"] = average(sent(replies, "base"), weights, divide)
         if self.options.biases == "shared":
             server.tensors["biases"] = average(sent(replies, "biases"), weights)
+
+    def absorb(self, server: State, reply: Message, weight: float) -> None:
+        absorb(server, reply, weight)
+
+    def why_not_as_it_comes(self) -> str:
+        divide = self.options.divide
+        return "" if divide == "senders" else f"method.divide={divide} divides by the clients of a round"
+
+    def expected(self, layout: Layout) -> dict[str, Form] | None:
+        found = {} if "b_comm" in self.options.without else {"base": Form("rows", layout.weights)}
+        if found and self.options.biases == "shared":
+            found["biases"] = Form("dense", layout.body - layout.weights)
+        return found | ({"adaptive": Form("sparse", layout.weights, once=True)} if self._shares_adaptive else {})
 
     def wants_gift(self, chosen_last: bool) -> bool:
         return self._shares_adaptive and (chosen_last or self.options.kb_givers == "all")
@@ -192,12 +215,14 @@ class FedWeIT(APD):
 
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
         self.store(client, message)
+        meets = "foreign" in message.numbers and "attention" not in client.tensors  # else it was told before
         if (received := message.tensors.get("global")) is not None:
             client.tensors["base"] = merge(received, client.tensor("base"))
             self.receive_biases(client, message)
-            if self.options.drift_from == "received" and "foreign" in message.numbers and lesson.step > 0:
+            if self.options.drift_from == "received" and meets and lesson.step > 0:
                 client.tensors["reference"] = client.tensor("base").clone()
-        if (chosen := message.numbers.get("foreign")) is not None:
+        if meets:
+            chosen = message.numbers["foreign"]
             client.numbers["foreign"] = chosen
             client.tensors["attention"] = self._first_attention(len(chosen), lesson)
 
@@ -245,7 +270,7 @@ class FedWeIT(APD):
         super().finish(client, lesson)
 
     def give(self, client: State, lesson: Lesson) -> dict[str, Payload]:
-        return {"adaptive": client.archive[f"adaptive/{lesson.step}"]}
+        return shared_adaptive(client.archive[f"adaptive/{lesson.step}"], lesson.layout, self.options.share)
 
     @property
     def _shares_adaptive(self) -> bool:

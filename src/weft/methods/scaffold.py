@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from weft.lazy import lazy
 from weft.methods import base, fedavg
 from weft.methods.averaging import Average, compact, sent, weighted_sum
-from weft.methods.base import Briefing, Lesson, Work, in_parts
+from weft.methods.base import Briefing, Form, Lesson, Work, in_parts
 from weft.methods.fedavg import FedAvg
 
 if TYPE_CHECKING:
@@ -80,6 +80,13 @@ class Scaffold(FedAvg):
             changes = weighted_sum(sent(replies, f"variate/{name}"), [1.0] * len(replies))
             # |S| / N times their mean is their sum / N
             server.tensors[f"variate/{name}"] = server.tensor(f"variate/{name}") + changes / server.numbers["clients"]
+
+    def why_not_as_it_comes(self) -> str:
+        return "its variates are the mean over clients that started from one theta_G"
+
+    def expected(self, layout: Layout) -> dict[str, Form] | None:
+        found = super().expected(layout) or {}
+        return found | {f"variate/{name}": form for name, form in found.items()}
 
     def _shared_at(self, server: State) -> dict[str, torch.Tensor]:
         found = {"base": tensors.dense(server.tensors["global"])}

@@ -1,0 +1,293 @@
+"""Asynchronous learning: own task clocks, answers merged as they come, and the same bits however it is carried out."""
+
+from __future__ import annotations
+
+import signal
+from statistics import fmean
+
+import cli_helpers
+import pytest
+import torch
+from cli_helpers import Stop, Stopper, assert_same_result, journal_lines, until
+from helpers import Run, differences, run, tiny, vector
+
+import weft
+from weft import Problem
+from weft.loop import staleness_weight
+from weft.methods.averaging import blend
+from weft.plan import Plan
+from weft.schedule import task_lengths
+from weft.tensors import Rows, Sparse
+
+pytest_plugins = ["cli_helpers"]
+
+UNEVEN = {"clock__spread": 4.0, "clock__jitter": 0.3}
+FAULTS = {"faults__drop": 0.15, "faults__crash": 0.1, "faults__corrupt": 0.1, "faults__delay": 0.1, "deadline": 4.0}
+MODES = {
+    "tasks": {"async": "tasks", "tasks": 3, "rounds_per_task": 4},
+    "tasks, some chosen": {"async": "tasks", "tasks": 3, "rounds_per_task": 4, "clients_per_round": 2},
+    "arrival": {"async": "arrival", "tasks": 3, **UNEVEN},
+    "arrival, coming and going": {"async": "arrival", "clock__late": 3.0, "clock__stay": 3.0, "clock__away": 2.0},
+    "arrival, faults": {"async": "arrival", **UNEVEN, **FAULTS},
+    "arrival, global": {"async": "arrival", "method": "fedavg", "measured_model": "global", **UNEVEN},
+    "quorum": {"quorum": 2, "rounds_per_task": 4, **UNEVEN},
+    "deadline, late dropped": {"deadline": 2.0, "late": "drop", "rounds_per_task": 4, **UNEVEN},
+    "deadline, coming and going": {"deadline": 2.0, "clock__stay": 3.0, "clock__away": 2.0, **UNEVEN},
+    "faults": {"rounds_per_task": 3, **FAULTS},
+    "median": {"aggregation": "median", "rounds_per_task": 3, "faults__drop": 0.2},
+}
+
+
+# ---- the same bits ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_stopped_after_every_round(name, tmp_path):
+    """All that is left for the next session is what was saved; and the clients answer in another order."""
+    whole, stopped = run(**MODES[name]), Run(tiny(**MODES[name]), folder=tmp_path).go_with_interruptions()
+    assert differences(whole.bits(), stopped.bits()) == []
+    assert whole.incidents == stopped.incidents
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_it_does_not_matter_who_is_fastest(name):
+    backwards = Run(tiny(**MODES[name]), backwards=True).go()
+    assert differences(run(**MODES[name]).bits() | {"traffic": 0}, backwards.bits() | {"traffic": 0}) == []
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_every_task_is_learned_and_tested_by_everybody(name):
+    finished = run(**MODES[name])
+    for matrix in finished.matrices.values():
+        assert [len(row) for row in matrix] == list(range(1, finished.plan.tasks + 1))
+    assert len(finished.matrices) == finished.plan.clients
+    assert not finished.progress.out
+
+
+def plan(**words) -> Plan:
+    return cli_helpers.tiny(**{key.replace("__", "."): value for key, value in words.items()})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tasks", "arrival, faults", "arrival, coming and going", "deadline, late dropped"])
+def test_any_number_of_workers(name, tmp_path):
+    first, second = (weft.run(plan(**MODES[name]), tmp_path / str(n), workers=n).folder for n in (1, 3))
+    assert_same_result(second, first)
+
+
+@pytest.mark.parametrize("name", ["tasks", "arrival, faults", "deadline, late dropped"])
+def test_stopped_in_a_run_folder(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("weft.session.SAVE_SHARE", 0)
+    whole = weft.run(plan(**MODES[name]), tmp_path / "whole").folder
+    with pytest.raises(Stop):
+        weft.run(plan(**MODES[name]), tmp_path / "stopped", screen=Stopper(5), save_every=0.0)
+    for more in (4, 3):
+        with pytest.raises(Stop):
+            weft.resume(tmp_path / "stopped", screen=Stopper(more), save_every=0.0)
+    assert_same_result(weft.resume(tmp_path / "stopped", memory=1).folder, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tasks", "arrival, faults"])
+def test_killed(name, tmp_path, command):
+    long = {**MODES[name], "tasks": 3, "rounds_per_task": 6}
+    (tmp_path / "plan.toml").write_text(plan(**long).toml())
+    whole = weft.run(plan(**long), tmp_path / "whole").folder
+    words, folder = ["run", tmp_path / "plan.toml", "--out", tmp_path / "run"], tmp_path / "run"
+    for workers, lines in (("1", 12), ("2", 24)):
+        running = command.start(*words, "--workers", workers, "--save-every", "0", save_always=True)
+        until(lambda lines=lines: journal_lines(folder) >= lines)
+        assert running.kill() == -signal.SIGKILL
+        words = ["resume", folder]
+    assert command("resume", folder, "--workers", "1").code == 0
+    assert_same_result(folder, whole)
+
+
+# ---- own task clocks -------------------------------------------------------------------------------------------------
+
+
+def test_tasks_differ_in_length_and_clients_work_the_same():
+    plan = Plan(**{"async": "tasks", "rounds_per_task": 10, "rounds_spread": 0.4, "tasks": 7})
+    lengths = [task_lengths(plan, client, 7) for client in range(20)]
+    assert {sum(each) for each in lengths} == {70}
+    assert min(map(min, lengths)) == 6
+    assert max(map(max, lengths)) == 14
+    assert len({tuple(each) for each in lengths}) == 20
+    in_step = Plan(rounds_per_task=10, rounds_spread=0.4)
+    assert task_lengths(in_step, 0, 3) == [10, 10, 10]
+
+
+def test_in_one_round_clients_are_at_different_tasks():
+    finished = run(**MODES["tasks"])
+    by_round: dict[int, set[int]] = {}
+    seen: dict[str, int] = {}
+    for request in finished.requests:
+        place = seen.get(request.receiver, 0)
+        by_round.setdefault(place, set()).add(request.step)
+        seen[request.receiver] = place + 1
+    assert any(len(steps) > 1 for steps in by_round.values())
+    assert finished.progress.images == run(tasks=3, rounds_per_task=4).progress.images  # the same work
+
+
+@pytest.mark.parametrize("name", ["tasks", "arrival"])
+def test_who_starts_a_task_gets_what_is_there_by_then(name):
+    """kb^(t) is taken from all A's that were given before, also of tasks that the receiver has not come to."""
+    finished = run(**{**MODES[name], "tasks": 4, "rounds_per_task": 5, "rounds_spread": 0.9}, method__kb_size="all")
+    given: set[str] = set()
+    ahead = 0
+    asked = {request.request_id: request for request in finished.requests}
+    for request, reply in zip(finished.requests, finished.replies, strict=True):
+        me = request.receiver.removeprefix("client-")
+        if (foreign := request.numbers.get("foreign")) is not None:
+            assert set(foreign) <= given
+            assert not any(key.startswith(f"{me}.") for key in foreign)
+            ahead += sum(int(key.partition(".")[2]) >= request.step for key in foreign)
+        if "give" in asked[reply.request_id].ops:
+            given.add(f"{me}.{request.step}")
+    assert ahead > 0  # in step there would be none
+
+
+# ---- answers as they come --------------------------------------------------------------------------------------------
+
+
+def test_staleness_weights_by_hand():
+    assert [staleness_weight(staleness, 0.5) for staleness in (0, 3, 8, 15)] == [1, 1 / 2, 1 / 3, 1 / 4]
+    assert [staleness_weight(staleness, 1.0) for staleness in (0, 1, 3)] == [1, 0.5, 0.25]
+    assert staleness_weight(99, 0.0) == 1
+
+
+def test_blending_by_hand():
+    segments = ((3, 2),)
+    known = Rows(segments, torch.tensor([True, True, False]), vector(4, 8, 1, 1))
+    answer = Rows(segments, torch.tensor([True, False, True]), vector(8, 0, 5, 6))
+    mixed = blend(known, answer, 0.25)
+    assert mixed.dense().tolist() == [5, 6, 1, 1, 5, 6]  # a quarter of the way; not brought; not known before
+    assert mixed.kept.tolist() == [True, True, True]
+    assert blend(vector(0, 4), vector(8, 0), 0.25).tolist() == [2, 3]
+    assert blend(vector(0, 4, 7), Sparse.of(vector(8, 0, 0)), 0.5).tolist() == [4, 4, 7]
+    assert blend(Sparse.of(vector(0, 4, 0)), Sparse.of(vector(8, 8, 0)), 0.5).dense().tolist() == [8, 6, 0]
+
+
+class OneWeight(Run):
+    """Notes each answer that is merged, with its weight."""
+
+    def go(self):
+        self.merged = []
+        absorb = self.method.absorb
+
+        def noted(server, reply, weight):
+            self.merged.append((reply.sender, reply.step, reply.round, weight))
+            absorb(server, reply, weight)
+
+        self.method.absorb = noted
+        return super().go()
+
+
+def test_an_answer_counts_less_the_staler_it_is():
+    """Three equally fast clients: each answer is two others behind but for the first ones."""
+    finished = OneWeight(tiny(**{"async": "arrival", "rounds_spread": 0.0})).go()
+    expected = [1, 2**-0.5, *[3**-0.5] * 10]
+    assert [weight for *_, weight in finished.merged] == pytest.approx(expected)
+    assert finished.progress.merges == 12
+
+
+def test_what_is_too_stale_is_not_merged():
+    finished = OneWeight(tiny(**{"async": "arrival", "rounds_spread": 0.0, "staleness_bound": 1})).go()
+    assert [weight for *_, weight in finished.merged[:2]] == pytest.approx([1, 2**-0.5])
+    assert finished.incidents
+    assert all("staleness_bound" in reason for *_, reason in finished.incidents)
+    assert len(finished.incidents) + len(finished.merged) == 12
+    assert len(finished.matrices) == 3  # and still everybody learns
+
+
+def test_a_slow_client_answers_less_often():
+    finished = OneWeight(tiny(**{"async": "arrival", "clock__spread": 50.0, "tasks": 3})).go()
+    half = finished.merged[: len(finished.merged) // 2]
+    counts = [sum(sender == f"client-{client}" for sender, *_ in half) for client in range(3)]
+    assert max(counts) > 2 * min(counts)
+    assert finished.progress.images == run(tasks=3).progress.images
+
+
+def test_a_lone_client_learns_the_same_as_in_rounds():
+    words = {"clients": 1, "method": "fedavg", "rounds_spread": 0.0, "method__average": "equal"}
+    one, other = run(**words), run(**{"async": "arrival"}, **words)
+    assert one.matrices == other.matrices
+    assert torch.equal(one.server.tensor("global"), other.server.tensor("global"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedweit", "fedprox+ewc", "fedavg+apd", "stl", "ewc"])
+def test_methods_that_can(method):
+    assert len(run(**{"async": "arrival"}, method=method).matrices) == 3
+
+
+class OwnRound(weft.methods.class_of("fedavg")):  # type: ignore[misc]
+    def merge_replies(self, server, replies, weights):
+        super().merge_replies(server, replies, weights)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"method": "scaffold"}, "scaffold cannot run with async=arrival: its variates"),
+        ({"method": "fedcurv+ewc"}, "cannot run with async=arrival: U and V"),
+        ({"method": "fedweit@paper"}, "method.divide=clients"),
+        ({"method": OwnRound}, "absorb"),
+        ({"quorum": 2}, "quorum is for rounds"),
+        ({"aggregation": "median"}, "aggregation is for rounds"),
+        ({"clients_per_round": 2}, "clients_per_round is for rounds"),
+        ({"faults.drop": 0.1}, "set a deadline"),
+        ({"staleness_bound": -1}, "choose 0 or more"),
+    ],
+)
+def test_what_makes_no_sense_is_said_at_once(words, said):
+    with pytest.raises(Problem, match=said):
+        Plan(**{"async": "arrival", **words})
+
+
+def test_the_plan_is_read_as_it_was_written(tmp_path):
+    words = {"async": "tasks", "clock.spread": 2.0, "faults": {"drop": 0.1}, "quorum": 2}
+    plan = Plan(**words)
+    (tmp_path / "plan.toml").write_text(plan.toml())
+    assert Plan.load(tmp_path / "plan.toml", name=plan.name) == plan
+    assert (plan.asynchronous, plan.clock.spread, plan.faults.drop) == ("tasks", 2.0, 0.1)
+    assert 'async = "tasks"' in plan.toml()
+    with pytest.raises(Problem, match=r"unknown key clock.speed; did you mean clock.spread\?"):
+        Plan(**{"clock.speed": 2.0})
+    with pytest.raises(Problem, match=r"async: .*'none'"):
+        Plan(**{"async": "never"})
+    with pytest.raises(Problem, match="quorum is 9 but 5 clients"):
+        Plan(quorum=9)
+
+
+# ---- rounds with a quorum or a deadline ------------------------------------------------------------------------------
+
+
+def test_a_quorum_does_not_wait_for_the_slow():
+    words = {"clock__spread": 6.0, "tasks": 1, "rounds_per_task": 6, "clients": 5}
+    waiting, quorum = (run(**words, **more) for more in ({}, {"quorum": 3}))
+    assert quorum.clock.now() < waiting.clock.now()
+    assert not waiting.incidents
+    assert {reason for *_, reason in quorum.incidents} == {"no answer in time"}
+
+
+@pytest.mark.parametrize("late", ["next", "drop"])
+def test_late_answers_count_in_the_next_round_or_not_at_all(late):
+    merged: list[list[tuple[str, int]]] = []
+
+    class Watched(Run):
+        def go(self):
+            aggregate = self.method.aggregate
+
+            def noted(server, replies):
+                merged.append([(reply.sender, reply.round) for reply in replies])
+                aggregate(server, replies)
+
+            self.method.aggregate = noted
+            return super().go()
+
+    finished = Watched(tiny(deadline=2.0, late=late, tasks=1, rounds_per_task=4, clock__spread=4.0, clients=5)).go()
+    late_ones = [(r, place) for place, each in enumerate(merged) for _, r in each if r < place]
+    dropped = [reason for *_, reason in finished.incidents if "too late" in reason]
+    assert bool(late_ones) == (late == "next")
+    assert bool(dropped) == (late == "drop")
+    assert fmean(row[0] for matrix in finished.matrices.values() for row in matrix) > 0.5

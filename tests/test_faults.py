@@ -1,0 +1,288 @@
+"""Faults on purpose, and what an answer must be before it is used: nobody's garbage reaches theta_G or the kb."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from statistics import fmean
+from typing import Any
+
+import cli_helpers
+import pytest
+import torch
+from helpers import Run, differences, run, state_bits, tiny, vector
+
+import weft
+from weft import Problem, named
+from weft.checks import Inspector, Refused, forms_of
+from weft.faults import Options, corrupted, fate
+from weft.message import BadMessage, Message, decode, encode
+from weft.plan import Plan
+from weft.schedule import Visit
+from weft.tensors import Rows, Sparse
+
+RATES = {"crash": 0.1, "drop": 0.2, "corrupt": 0.05, "delay": 0.15}
+
+# ---- fates -----------------------------------------------------------------------------------------------------------
+
+
+def test_fates_come_at_their_rates_and_always_the_same():
+    options = Options(**RATES)
+    fates = [fate(options, 0, f"0.{number}.1") for number in range(20_000)]
+    assert fates == [fate(options, 0, f"0.{number}.1") for number in range(20_000)]
+    for kind, rate in RATES.items():
+        assert fates.count(kind) / len(fates) == pytest.approx(rate, abs=0.01)
+    assert fates != [fate(options, 1, f"0.{number}.1") for number in range(20_000)]
+    assert {fate(Options(), 0, f"0.{number}.1") for number in range(1000)} == {"fine"}
+
+
+def test_rates_are_less_than_one_together():
+    with pytest.raises(Problem, match="together"):
+        Plan(**{"faults.drop": 0.6, "faults.crash": 0.5})
+    with pytest.raises(Problem, match=r"faults.drop: .*less than 1"):
+        Plan(**{"faults.drop": 1.0})
+
+
+FAULTY = {"tasks": 2, "rounds_per_task": 4, "clients": 4}
+
+
+def theirs(finished: Run) -> dict[str, Any]:
+    """What the server and the clients are left with, but for the replies' bytes."""
+    found = {"server": state_bits(finished.server)} | {str(c): state_bits(s) for c, s in finished.clients.items()}
+    return found | {"accuracy": finished.matrices}
+
+
+def test_garbage_is_as_good_as_silence():
+    """The same answers, once damaged and once lost: bit for bit the same theta_G, kb, clients and accuracies."""
+    damaged, lost = run(**FAULTY, faults__corrupt=0.3), run(**FAULTY, faults__drop=0.3)
+    assert sum("refused" in reason for *_, reason in damaged.incidents) > 5
+    assert [incident[:3] for incident in damaged.incidents] == [incident[:3] for incident in lost.incidents]
+    assert differences(theirs(damaged), theirs(lost)) == []
+    assert differences(theirs(damaged), theirs(run(**FAULTY))) != []
+
+
+def test_incidents_say_who_when_and_why(tmp_path):
+    words = {f"faults.{kind}": rate for kind, rate in RATES.items()}
+    result = weft.run(cli_helpers.tiny(**words, rounds_per_task=6, deadline=2.0), tmp_path / "run")
+    journal = [json.loads(line) for line in (result.folder / "journal.jsonl").read_text().splitlines()]
+    incidents = [line for line in journal if line["event"] == "incident"]
+    assert incidents
+    assert all({"client", "step", "round", "reason", "time"} <= line.keys() for line in incidents)
+    said = " ".join(line["reason"] for line in incidents)
+    assert "it failed" in said
+    assert "no answer in time" in said
+    tests = [line for line in journal if line["event"] == "tested"]
+    assert {(line["client"], line["step"]) for line in tests} == {(c, s) for c in range(3) for s in range(2)}
+    for one, other in itertools.pairwise(tests):
+        assert one["images"] <= other["images"]
+        assert one["time"] <= other["time"]
+    assert [len(line["accuracy"]) for line in tests] == [line["step"] + 1 for line in tests]
+
+
+def test_a_task_that_was_never_reached_is_made_up_for():
+    """A client that is told to begin its third task without having met the others can still answer for all."""
+    running = Run(tiny(tasks=3, clients=1))
+    words = ("server", "client-0", "x", ("begin", "train", "finish", "test"), 2, 0)
+    ((_, wire, _),) = running.exchange([(0, encode(Message(*words)), "x", True)])
+    assert len(decode(wire).numbers["accuracy"]) == 3
+    state = running.clients[0]
+    assert {key for key in state.archive if key.startswith("adaptive/")} == {f"adaptive/{step}" for step in range(3)}
+
+
+def test_begin_and_finish_twice_are_done_once():
+    one, other = Run(tiny(clients=1)), Run(tiny(clients=1))
+    for running, rounds in ((one, ["begin train", "train finish"]), (other, ["begin train", "begin train finish"])):
+        for number, ops in enumerate([*rounds, *(["finish test"] if running is other else [])]):
+            words = ("server", "client-0", f"0.{number}.0", tuple(ops.split()), 0, number)
+            list(running.exchange([(0, encode(Message(*words)), "", True)]))
+    found = [differences(state_bits(one.clients[0]), state_bits(other.clients[0]))]
+    assert found == [["numbers", "reply"]]  # which request was answered last, and how
+    assert one.clients[0].numbers["learned"] == other.clients[0].numbers["learned"] == [0]
+
+
+# ---- what an answer must be ------------------------------------------------------------------------------------------
+
+
+def asked(*ops: str, client: int = 1, step: int = 0, round_index: int = 0) -> Visit:
+    return Visit(client, step, round_index, ops, True)
+
+
+@pytest.fixture(scope="module")
+def right() -> tuple[Inspector, Message, Visit]:
+    """A FedWeIT answer to the last round of a task, as it should be."""
+    finished = run()
+    place = next(n for n, request in enumerate(finished.requests) if "give" in request.ops)
+    request, reply = finished.requests[place], finished.replies[place]
+    client = int(request.receiver.removeprefix("client-"))
+    return finished.inspector, reply, asked(*request.ops, client=client, step=request.step, round_index=request.round)
+
+
+def test_what_is_right_passes(right):
+    inspector, reply, visit = right
+    assert set(reply.tensors) == {"base", "adaptive"}
+    assert inspector.open(encode(reply), visit.client, {visit.request_id: visit})[1] == visit
+    without = dataclasses.replace(reply, tensors={"base": reply.tensors["base"]})  # it shares nothing of its A
+    assert inspector.fault(without, visit) == ""
+
+
+def changed(part: str, how: Any) -> Any:
+    def change(reply: Message) -> Message:
+        if part in ("base", "adaptive"):
+            return dataclasses.replace(reply, tensors={**reply.tensors, part: how(reply.tensors[part])})
+        if part.startswith("number/"):
+            return dataclasses.replace(reply, numbers={**reply.numbers, part.removeprefix("number/"): how})
+        return dataclasses.replace(reply, **{part: how})
+
+    return change
+
+
+WRONG = {
+    "another sender": (changed("sender", "client-9"), "goes from"),
+    "another receiver": (changed("receiver", "client-2"), "goes from"),
+    "another task": (changed("step", 7), "task 7"),
+    "another round": (changed("round", 7), "round 7"),
+    "requests": (changed("ops", ("train",)), "not what was asked"),
+    "dense": (changed("base", lambda base: base.dense()), "is dense and not rows"),
+    "longer": (changed("adaptive", lambda a: Sparse(a.size + 1, a.indices, a.values)), "in another order or number"),
+    "other rows": (
+        changed("base", lambda b: Rows(((b.size, 1),), torch.ones(b.size, dtype=torch.bool), b.dense())),
+        "in another order or number",
+    ),
+    "a huge value": (
+        changed("base", lambda b: Rows(b.segments, b.kept, b.values.index_fill(0, torch.tensor([3]), 1e20))),
+        "norm_bound",
+    ),
+    "a strange tensor": (changed("tensors", {"theta": vector(1)}), "was not asked for"),
+    "no examples": (changed("number/examples", 0), "examples"),
+    "a crowd": (changed("number/examples", 10**15), "examples"),
+    "a text": (changed("number/examples", "many"), "examples"),
+    "better than all": (changed("number/accuracy", [1.5]), "accuracy"),
+    "too many tasks": (changed("number/accuracy", [1.0] * 99), "accuracy"),
+    "negative bytes": (changed("number/size", {"bytes": -1, "paper_bytes": 1}), "size"),
+    "negative work": (changed("number/images", -5), "images"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_refused(right, name):
+    inspector, reply, visit = right
+    change, said = WRONG[name]
+    with pytest.raises(Refused, match=said) as caught:
+        inspector.open(encode(change(reply)), visit.client, {visit.request_id: visit})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_replay_is_refused(right):
+    inspector, reply, visit = right
+    for out in ({}, {"9.9.9": visit}, {visit.request_id: visit._replace(client=visit.client + 1)}):
+        with pytest.raises(Refused, match="not asked or is answered already") as caught:
+            inspector.open(encode(reply), visit.client, out)
+        assert caught.value.foreign
+
+
+def test_nothing_is_taken_that_was_not_asked_for(right):
+    inspector, reply, visit = right
+    assert inspector.fault(reply, visit._replace(ops=("train", "send", "finish", "test"))) == (
+        "tensor 'adaptive' was not asked for"
+    )
+    assert "nobody asked" in inspector.fault(reply, visit._replace(ops=("train", "finish", "test")))
+
+
+class Replayer(Run):
+    """Client 0 says everything twice, and in its second task repeats what it said in its first."""
+
+    def exchange(self, requests):
+        for reply in super().exchange(requests):
+            yield reply
+            if reply.client == 0:
+                yield reply
+                yield reply._replace(wire=self.wires[1])
+
+
+def test_who_repeats_itself_is_heard_once():
+    # with a deadline, so that the engine passes on what nobody waits for; it is checked all the same
+    honest = run(method="fedavg", quorum=3)
+    loud = Replayer(tiny(method="fedavg", quorum=3))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("weft.engines.clocked.Clocked._compute", _compute_with_echo)
+        loud.go()
+    assert loud.incidents
+    assert all("answered already" in reason for *_, reason in loud.incidents)
+    assert differences(theirs(honest), theirs(loud)) == []
+
+
+def _compute_with_echo(self):
+    """As `Clocked._compute`, for clients that answer more often than they are asked."""
+    waiting = [flight for flight in self._flights if not flight.computed]
+    by_client = {flight.client: flight for flight in waiting}
+    requests = [(flight.client, flight.wire, flight.request_id, True) for flight in waiting]
+    for client, wire, seconds in self._carrier.exchange(requests):
+        flight = by_client[client]
+        if flight.computed:
+            self._flights.append(dataclasses.replace(flight, wire=wire))
+        else:
+            flight.wire, flight.computed, flight.seconds = wire, True, seconds
+
+
+class Unsaid(weft.methods.class_of("fedavg")):  # type: ignore[misc]
+    def contribute(self, client, lesson):
+        return super().contribute(client, lesson) | {"extra": vector(1, 2)}
+
+
+def test_a_method_that_does_not_say_what_it_sends():
+    """Sizes and norms are checked all the same."""
+    running = Run(tiny(method=named.reference(Unsaid), tasks=1))
+    assert forms_of(running.method, running.layout) is None
+    assert not running.go().incidents
+    reply, visit = running.replies[0], asked(*running.requests[0].ops, client=0)
+    assert running.inspector.fault(reply, visit) == ""
+    large = dataclasses.replace(reply, tensors={"extra": torch.zeros(running.layout.body + 1)})
+    assert "the network has" in running.inspector.fault(large, visit)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "scaffold", "fedcurv", "fedweit", "fedprox+ewc", "fedavg+apd"])
+@pytest.mark.parametrize("biases", ["shared", "private"])
+def test_every_method_says_what_it_sends(method, biases):
+    running = Run(tiny(method=method, method__biases=biases, tasks=1, rounds_per_task=1))
+    assert forms_of(running.method, running.layout) is not None
+    assert not running.go().incidents
+
+
+def test_corrupted_answers_are_never_what_they_were():
+    wire = run().wires[1]
+    kinds = set()
+    for number in range(40):
+        bad = corrupted(wire, 0, f"0.{number}.0")
+        assert bad != wire
+        try:
+            kinds.add(f"values {sorted(decode(bad).tensors)}")
+        except BadMessage as reason:
+            kinds.add(str(reason)[:30])
+    assert len(kinds) >= 3
+
+
+# ---- many clients, many faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_24_clients_with_dropout_and_corrupted_answers_lose_little():
+    words = {
+        "clients": 24,
+        "tasks": 2,
+        "rounds_per_task": 8,
+        "scenario__train": 40,
+        "scenario__test": 40,
+        "network__hidden": 16,
+        "clock__spread": 3.0,
+        "clock__jitter": 0.2,
+    }
+    fine, faulty = run(**words), run(**words, faults__drop=0.3, faults__corrupt=0.05, deadline=6.0)
+    assert len(faulty.incidents) > 100
+
+    def accuracy(finished: Run) -> float:
+        return fmean(fmean(matrix[-1]) for matrix in finished.matrices.values())
+
+    assert len(faulty.matrices) == 24
+    assert accuracy(fine) > 0.7
+    assert accuracy(faulty) > accuracy(fine) - 0.02

@@ -1,0 +1,80 @@
+"""Robust aggregation, by hand and against liars."""
+
+import pytest
+import torch
+from helpers import Run, tiny, vector
+
+from weft.message import Message
+from weft.robust import clip, coordinate_median, median, robust
+from weft.tensors import Rows, Sparse, dense
+
+SEGMENTS = ((2, 1), (1, 2))
+
+
+def rows(kept, *values):
+    return Rows(SEGMENTS, torch.tensor(kept), vector(*values))
+
+
+def test_the_median_is_over_those_that_sent_a_row():
+    parts = [rows([True, False, True], 1, 5, 6), rows([True, True, False], 3, 7), rows([True, False, False], 100)]
+    assert coordinate_median(parts).tolist() == [3, 7, 5, 6]
+    assert [dense(part).tolist() for part in median(parts)] == [[3, 0, 5, 6], [3, 7, 0, 0], [3, 0, 0, 0]]
+
+
+def test_of_two_the_median_is_the_mean():
+    assert coordinate_median([vector(1, -2), vector(2, 5)]).tolist() == [1.5, 1.5]
+
+
+def test_single_values():
+    parts = [Sparse.of(vector(0, 2, 4)), Sparse.of(vector(9, 0, 6)), Sparse.of(vector(0, 0, 50))]
+    assert coordinate_median(parts).tolist() == [9, 2, 6]
+    assert [part.indices.tolist() for part in median(parts)] == [[1, 2], [0, 2], [2]]
+
+
+def test_clipping_by_hand():
+    """Distances from the median 0: 1, 2 and 30; the typical one is 2, and only the farthest is drawn in."""
+    parts = [vector(0, 1), vector(-2, 0), vector(30, 0)]
+    assert coordinate_median(parts).tolist() == [0, 0]
+    assert [part.tolist() for part in clip(parts)] == [[0, 1], [-2, 0], [2, 0]]
+
+
+def test_equal_answers_stay_as_they_are():
+    for part in clip([vector(1, 2), vector(1, 2), vector(1, 2)]):
+        assert part.tolist() == [1, 2]
+
+
+def test_only_what_is_merged_is_changed():
+    replies = [
+        Message(f"client-{c}", "server", "", (), 0, 0, {"base": vector(c), "adaptive": vector(c)}) for c in range(3)
+    ]
+    changed = robust(replies, {"base"}, "median")
+    assert [reply.tensors["base"].item() for reply in changed] == [1, 1, 1]
+    assert [reply.tensors["adaptive"].item() for reply in changed] == [0, 1, 2]
+    assert [reply.tensors["base"].item() for reply in replies] == [0, 1, 2]
+    assert robust(replies, None, "mean") is replies
+
+
+class Liar(Run):
+    """One of five clients sends the opposite of what it has learned, tenfold: nothing that a check could refuse."""
+
+    def exchange(self, requests):
+        from weft.message import decode, encode
+
+        for reply in super().exchange(requests):
+            if reply.client == 0:
+                lie = decode(reply.wire)
+                for name, value in lie.tensors.items():
+                    lie.tensors[name] = -10 * value
+                reply = reply._replace(wire=encode(lie))
+            yield reply
+
+
+@pytest.mark.parametrize("rule", ["median", "clip"])
+def test_a_liar_moves_theta_g_less(rule):
+    def distance(aggregation, kind):
+        words = {"method": "fedavg", "clients": 5, "tasks": 1, "aggregation": aggregation}
+        return kind(tiny(**words)).go().server.tensor("global")
+
+    honest = distance("mean", Run)
+    fooled, guarded = ((distance(one, Liar) - honest).norm() for one in ("mean", rule))
+    assert guarded < fooled / 3
