@@ -22,7 +22,7 @@ import typer.core
 from rich.console import Console
 from rich.padding import Padding
 
-from weft import cli_data, listing, repro, scenarios, screens
+from weft import cli_data, cli_report, listing, repro, scenarios, screens
 from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
@@ -48,6 +48,7 @@ app = typer.Typer(
     "Start with `weft demo`. Then: weft run demo method=fedavg clients=3 seed=1",
 )
 app.add_typer(cli_data.app, name="data")
+cli_report.add_to(app)
 out = Console()
 notes = Console(stderr=True)
 
@@ -101,6 +102,7 @@ def demo_command(
     for result in results:
         _say(out, f"{result.summary['method']:>8}: {result.folder}")
     _say(out, f"\nweft show {folders[0]}   tells more about a run")
+    _say(out, f"\nthe page to look at: {cli_report.write_page(folders, folders[0].parent / 'demo.html')}")
 
 
 @app.command("run")

@@ -118,7 +118,7 @@ def unlike(groups: Sequence[Group]) -> list[str]:
 
 
 def over_tasks(one: Group, measure: Measure, client: int | None = None) -> Curve:
-    """A measure after each task, of one client or as the mean over clients; a client that has ended stays where it is."""
+    """A measure after each task, of one client or the mean over clients; one that has ended stays where it is."""
     curve: Curve = []
     for step in range(one.steps):
         values = []

@@ -168,9 +168,15 @@ def round_axis(steps: int) -> dict[str, Any]:
     return {
         "tickvals": [place + 0.5 for place in places],
         "ticktext": [f"task {place}" for place in places],
-        "range": [0, max(steps, 1)],
+        "range": [-0.02 * steps, 1.02 * max(steps, 1)],
         "showgrid": False,
     }
+
+
+def when(key: tuple[int, int], rounds_per_task: int, part: float = 0.5) -> float:
+    """The place of a round on an axis of tasks, in its middle; what comes after the last round is the task's end."""
+    step, number = key
+    return tidy(min(step + (number + part) / rounds_per_task, step + 1)) or 0.0
 
 
 def task_borders(steps: int) -> list[dict[str, Any]]:

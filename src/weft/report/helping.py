@@ -1,9 +1,9 @@
 """Who helped whom, and whether federation helps a client: from attention, and from runs alone and together.
 
 Attention is read with care. Eq. 1 adds alpha[l, f] * A_f to a client's weights, layer by layer; the sum of |alpha| over
-tasks and layers that went to a client's A's is its contribution in the paper's sense. Beside it stand two yardsticks: what
-the same sum would be if every A that was given counted alike, which chance alone decides, and the sum of |alpha| * |A_f|,
-the size of what was really added.
+tasks and layers that went to a client's A's is its contribution in the paper's sense. Beside it stand two yardsticks:
+what the same sum would be if every A that was given counted alike, which chance alone decides, and the sum of
+|alpha| * |A_f|, the size of what was really added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Pair = tuple[int, int]  # giver, receiver
 
 CAVEATS = (
     "Attention is a weight, not a proof of help: it starts alike for all A's and training may hardly move it.",
-    "Who can help whom is drawn by lot: a client is given a sample of the A's there are, so compare with the even share.",
+    "Who can help whom is drawn by lot: a client is given a sample of the A's there are. Compare with the even share.",
     "A large alpha on a small A adds little; |alpha| times the norm of A says how much was really added.",
     "Alpha may be negative: an A that is pushed away is counted by its size, as if it had helped.",
     "What comes through the shared base B is in none of these numbers.",

@@ -1,4 +1,4 @@
-"""Figures of what was learned: accuracy after each task, matrices, forgetting, rounds within a task, alone or together."""
+"""Figures of what was learned: accuracy after each task, matrices, forgetting, adaptation, alone or together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from weft.report.figures import (
     round_axis,
     task_axis,
     task_borders,
-    tidy,
+    when,
 )
 from weft.report.helping import Help, helps
 from weft.screens import percent
@@ -36,11 +36,11 @@ def everybody(group: Group) -> list[int | None]:
 
 def accuracy_section(groups: Sequence[Group]) -> Section:
     about = (
-        "After each task a client answers for every task it has learned so far. A point is the mean accuracy over those "
-        "tasks, on test images; with several seeds, the veil is one deviation."
+        "After each task a client answers for every task it has learned so far. A point is the mean accuracy over "
+        "those tasks, on test images; with several seeds, the veil is one deviation."
     )
     figure = _over_tasks("accuracy-after", groups, metrics.average_accuracy, "accuracy (%)")
-    return Section("accuracy", "Accuracy after each task", _accuracy_words(groups), about, [figure])
+    return Section("accuracy", "Accuracy after each task", _trend_words(groups), about, [figure])
 
 
 def forgetting_section(groups: Sequence[Group]) -> Section:
@@ -64,7 +64,7 @@ def _over_tasks(name: str, groups: Sequence[Group], measure: Measure, axis: str,
     steps = max((group.steps for group in groups), default=0)
     layout = {"xaxis": task_axis(steps), "yaxis": {"title": {"text": axis}}}
     title = {"accuracy-after": "Mean accuracy of the tasks so far", "forgetting-after": "Mean drop from the best"}[name]
-    return Figure(name, title, words or _accuracy_words(groups), traces, layout)
+    return Figure(name, title, words or _trend_words(groups), traces, layout)
 
 
 def _finals(groups: Sequence[Group], measure: Measure) -> list[tuple[str, Spread]]:
@@ -72,7 +72,7 @@ def _finals(groups: Sequence[Group], measure: Measure) -> list[tuple[str, Spread
     return [(label, value) for label, value in found if value is not None]
 
 
-def _accuracy_words(groups: Sequence[Group]) -> str:
+def accuracy_words(groups: Sequence[Group]) -> str:
     finals = sorted(_finals(groups, metrics.average_accuracy), key=lambda pair: -pair[1].mean)
     if not finals:
         return "No task has been learned yet."
@@ -92,6 +92,19 @@ def _accuracy_words(groups: Sequence[Group]) -> str:
     return f"{words}."
 
 
+def _trend_words(groups: Sequence[Group]) -> str:
+    parts = []
+    for group in groups:
+        points = [point.mean for point in over_tasks(group, metrics.average_accuracy) if point is not None]
+        if len(points) > 1:
+            parts.append(f"{group.label} from {percent(points[0])} to {percent(points[-1])}")
+    if not parts:
+        return "A line begins when the second task is learned."
+    if len(parts) > 6:
+        parts = [*parts[:5], f"and {len(parts) - 5} more"]
+    return f"From the first task to the last: {', '.join(parts)}."
+
+
 def _forgetting_words(groups: Sequence[Group]) -> str:
     finals = sorted(_finals(groups, metrics.forgetting), key=lambda pair: pair[1].mean)
     if not finals:
@@ -103,19 +116,34 @@ def _forgetting_words(groups: Sequence[Group]) -> str:
 
 
 def matrix_section(groups: Sequence[Group]) -> Section:
-    figures = []
-    for place, group in enumerate(groups):
-        for client in everybody(group):
-            if group.steps:
-                figures.append(_matrix_figure(place, group, client))
+    lowest = _lowest(groups)
+    figures = [
+        _matrix_figure(place, group, client, lowest)
+        for place, group in enumerate(groups)
+        for client in everybody(group)
+        if group.steps
+    ]
     about = (
-        "Each row is a moment, after learning that task; each column a task. Read down a column to see what later tasks "
-        "did to it. Pick clients above to see their own."
+        "Each row is a moment, after learning that task; each column a task. Read down a column to see what later "
+        "tasks did to it. Pick clients above to see their own."
     )
     return Section("matrix", "Accuracy matrix of each client", _matrix_words(groups), about, figures, small=True)
 
 
-def _matrix_figure(place: int, group: Group, client: int | None) -> Figure:
+def _lowest(groups: Sequence[Group]) -> int:
+    """Where the colours of all matrices begin, in percent: full tens, so that differences are seen and agree."""
+    values = [
+        value
+        for group in groups
+        for run in group.runs
+        for rows in run.matrices.values()
+        for row in rows
+        for value in row
+    ]
+    return 10 * int(10 * min(values, default=0.0))
+
+
+def _matrix_figure(place: int, group: Group, client: int | None, lowest: int) -> Figure:
     cells = matrix(group, client)
     names = [str(step) for step in range(group.steps)]
     who = MEAN if client is None else str(client)
@@ -130,7 +158,7 @@ def _matrix_figure(place: int, group: Group, client: int | None) -> Figure:
     title = f"{group.label}, {'mean of clients' if client is None else f'client {client}'}"
     last = [value for value in cells[-1] if value is not None]
     words = f"{title}: at the end " + ", ".join(f"task {i} {percent(value)}" for i, value in enumerate(last))
-    trace = heatmap(names, names, shown, hover, zmin=0, zmax=100)
+    trace = heatmap(names, names, shown, hover, zmin=lowest, zmax=100)
     return Figure(
         f"matrix-{place}-{who}",
         title,
@@ -172,8 +200,8 @@ def _matrix_words(groups: Sequence[Group]) -> str:
 
 def adaptation_section(groups: Sequence[Group]) -> Section:
     about = (
-        "Validation accuracy of the task being learned, after each round of training; the line starts anew with each task. "
-        "The sooner it rises, the more a client could build upon."
+        "Validation accuracy of the task being learned, after each round of training; the line starts anew with each "
+        "task. The sooner it rises, the more a client could build upon."
     )
     traces: list[Trace] = []
     first: list[tuple[str, float]] = []
@@ -189,7 +217,7 @@ def adaptation_section(groups: Sequence[Group]) -> Section:
             for (step, number), value in points.items():
                 if number == 0 and xs:  # a gap between two tasks
                     xs, curve, hover = [*xs, step], [*curve, None], [*hover, ""]
-                xs.append(tidy(step + (number + 1) / per_task) or 0.0)
+                xs.append(when((step, number), per_task))
                 curve.append(value)
                 hover.append(f"task {step}, round {number}")
             traces += curve_traces(place, group, client, xs, curve, hover)
@@ -217,13 +245,13 @@ def alone_section(groups: Sequence[Group]) -> Section:
     title = "Does federation help me?"
     if not found:
         words = (
-            "This needs two finished runs on the same tasks and seed: one that is federated, and one in which each client "
-            "works alone, such as stl, local or apd. They are not both here."
+            "This needs two finished runs on the same tasks and seed: one that is federated, and one in which each "
+            "client works alone, such as stl, local or apd. They are not both here."
         )
         return Section("alone", title, words)
     about = (
-        "For each client: accuracy at the end, together minus alone, in points. A bar is the mean over the client's tasks, "
-        "a dot one task. Alone stands for the strongest of the runs here in which nothing is sent."
+        "For each client: accuracy at the end, together minus alone, in points. A bar is the mean over the client's "
+        "tasks, a mark one task. Alone stands for the strongest of the runs here in which nothing is sent."
     )
     caveats = [
         f"{one.together.label} beside {one.alone.label}, seed{'s' if len(one.seeds) > 1 else ''} "
@@ -237,6 +265,7 @@ def alone_section(groups: Sequence[Group]) -> Section:
         traces += _help_traces(groups.index(one.together), one)
     layout = {
         "barmode": "group",
+        "scattermode": "group",
         "xaxis": {"type": "category", "showgrid": False},
         "yaxis": {"title": {"text": "gain (points)"}, "zeroline": True},
     }
@@ -284,7 +313,6 @@ def _help_traces(place: int, one: Help) -> list[Trace]:
             "text": [f"task {step}" for _, step, _ in dots],
             "marker": {"color": "@ink", "size": 6, "symbol": f"{SYMBOLS[place % len(SYMBOLS)]}-open"},
             "hovertemplate": "%{x}, %{text}: %{y:+.1f} points<extra>" + label + "</extra>",
-            "showlegend": False,
             **shared,
         },
     ]

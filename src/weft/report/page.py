@@ -1,7 +1,7 @@
 """One page from groups of runs: HTML that opens without a network, with everything in it that it needs.
 
-All words that come from files pass `escape`, or are JSON; a content security policy lets nothing run but the two scripts
-that stand in the page, and nothing be fetched.
+All words that come from files pass `escape`, or are JSON; a content security policy lets nothing run but the two
+scripts that stand in the page, and nothing be fetched.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from weft.report.facts import Group
 from weft.report.figures import COLOURS, SYMBOLS, Figure, Section
 from weft.report.learning_figures import (
     accuracy_section,
+    accuracy_words,
     adaptation_section,
     alone_section,
     forgetting_section,
@@ -142,19 +143,18 @@ def _head(groups: Sequence[Group]) -> str:
 def _bar(groups: Sequence[Group]) -> str:
     if not groups:
         return ""
+    chip = "<button type=button class=chip"
     methods = "".join(
-        f'<button type=button class=chip data-group="{place}" aria-pressed=true style="--own: var(--s{place % COLOURS})">'
+        f'{chip} data-group="{place}" aria-pressed=true style="--own: var(--s{place % COLOURS})">'
         f"<i aria-hidden=true>{MARKS[SYMBOLS[place % len(SYMBOLS)]]}</i> {escape(group.label)}</button>"
         for place, group in enumerate(groups)
     )
     clients = sorted({client for group in groups for client in group.clients})
-    people = "".join(
-        f'<button type=button class=chip data-client="{client}" aria-pressed=false>{client}</button>' for client in clients
-    )
+    people = "".join(f'{chip} data-client="{client}" aria-pressed=false>{client}</button>' for client in clients)
     return (
         f'<div role=group aria-label="Methods that are shown"><span class=of>Methods</span>{methods}</div>'
         f'<div role=group aria-label="Clients that are shown"><span class=of>Clients</span>'
-        f'<button type=button class=chip data-client=mean aria-pressed=true>mean</button>{people}</div>'
+        f"{chip} data-client=mean aria-pressed=true>mean</button>{people}</div>"
     )
 
 
@@ -165,11 +165,17 @@ def _status(live: Mapping[str, Any]) -> str:
 
 
 def _overview(groups: Sequence[Group]) -> str:
-    return f"<h2>Results</h2><p class=words>{escape(overview_words(groups))}</p>{overview_html(groups)}"
+    words = overview_words(groups, accuracy_words(groups))
+    return f"<h2>Results</h2>{_words(words)}{overview_html(groups)}"
+
+
+def _words(text: str) -> str:
+    """A sentence in which no number loses its sign of percent at the end of a line."""
+    return f"<p class=words>{escape(text).replace(' %', '&nbsp;%')}</p>"
 
 
 def _section(section: Section) -> str:
-    parts = [f"<h2>{escape(section.title)}</h2><p class=words>{escape(section.words)}</p>"]
+    parts = [f"<h2>{escape(section.title)}</h2>{_words(section.words)}"]
     if section.about:
         parts.append(f"<p class=about>{escape(section.about)}</p>")
     if section.figures:
@@ -186,5 +192,6 @@ def _figure(figure: Figure) -> str:
     return (
         f'<figure id="fig-{figure.name}" data-name="{figure.name}"><figcaption>{escape(figure.title)}</figcaption>'
         f'<div class=plot role=img aria-label="{words}" style="height:{figure.height}px"></div>'
-        f"<details class=numbers><summary>The numbers</summary></details></figure>"
+        "<details class=numbers><summary>The numbers</summary>"
+        '<button type=button class="chip save">Save as SVG</button></details></figure>'
     )

@@ -10,8 +10,6 @@ from typing import Any
 from weft.report.facts import MEAN, Group, rounds_sent, sent_by_round
 from weft.report.figures import (
     COLOURS,
-    DASHES,
-    SYMBOLS,
     Figure,
     Section,
     Trace,
@@ -22,6 +20,7 @@ from weft.report.figures import (
     round_axis,
     task_borders,
     tidy,
+    when,
 )
 from weft.report.helping import CAVEATS, largest_move, mean_contributions, shares
 from weft.report.learning_figures import everybody
@@ -29,20 +28,20 @@ from weft.report.states import Attention, Density
 from weft.screens import size
 
 DIRECTIONS = {"c2s": "up", "s2c": "down"}
-PARTS = {  # what the ledger's names of parts mean
-    "header": "headers",
-    "base": "weights of the client",
-    "global": "weights of the server",
-    "adaptive": "A, once a task",
-    "foreign": "foreign A's, once a task",
-    "biases": "biases",
+PARTS = {  # what the ledger's names of parts mean, and a colour for each
+    "base": ("weights of the client", 0),
+    "global": ("weights of the server", 7),
+    "adaptive": ("A, once a task", 1),
+    "foreign": ("foreign A's, once a task", 3),
+    "biases": ("biases", 5),
+    "header": ("headers", 6),
 }
 
 
 def traffic_section(groups: Sequence[Group]) -> Section:
     about = (
-        "Every byte that crossed the wire, headers and indices included. Above: the running total of each method, up from "
-        "clients to server and down from it. Below: each round by part, up above the line and down below it."
+        "Every byte that crossed the wire, headers and indices included. Above: the running total of each method, up "
+        "from clients to server and down from it. Below: each round by part, up above the line and down below it."
     )
     talking = [(place, group) for place, group in enumerate(groups) if any(run.sent for run in group.runs)]
     if not talking:
@@ -83,9 +82,9 @@ def _total_figure(groups: Sequence[Group], words: str) -> Figure:
                         "type": "scatter",
                         "mode": "lines",
                         "name": who,
-                        "x": [when(key, per_task) for key in rounds],
-                        "y": [tidy(value) for value in sums],
-                        "text": [f"task {step}, round {number}" for step, number in rounds],
+                        "x": [0, *(when(key, per_task, 1.0) for key in rounds)],
+                        "y": [0, *(tidy(value) for value in sums)],
+                        "text": ["at the start", *(f"task {step}, round {number}" for step, number in rounds)],
                         "hovertemplate": "%{text}: %{y:.3s}B<extra>" + plain(who) + "</extra>",
                         "line": {
                             "color": f"@{place % COLOURS}",
@@ -105,28 +104,24 @@ def _total_figure(groups: Sequence[Group], words: str) -> Figure:
     return Figure("traffic-total", "Bytes so far: solid up, dashed down; all clients together", words, traces, layout)
 
 
-def when(key: tuple[int, int], rounds_per_task: int) -> float:
-    """The place of a round on an axis of tasks; what comes after the last round belongs to the task's end."""
-    step, number = key
-    return tidy(min(step + (number + 1) / rounds_per_task, step + 1)) or 0.0
-
-
 def _parts_figure(place: int, group: Group) -> Figure:
     per_task, steps = group.runs[0].rounds_per_task, group.runs[0].steps
     traces: list[Trace] = []
     largest = ("", 0.0)
-    names = sorted({part for direction in DIRECTIONS for part in sent_by_round(group, direction)})
+    shown: set[str] = set()
     for direction, way in DIRECTIONS.items():
         for part, of_part in sent_by_round(group, direction).items():
             sign = 1 if way == "up" else -1
-            meaning = PARTS.get(part, part)
+            meaning, colour = PARTS.get(part, (part, len(part)))
             if sum(of_part.values()) > largest[1]:
                 largest = (f"{meaning}, {way}", sum(of_part.values()))
             traces.append(
                 {
                     "type": "bar",
-                    "name": f"{meaning}, {way}",
-                    "x": [when(key, per_task) - 0.5 / per_task for key in of_part],
+                    "name": meaning,
+                    "legendgroup": part,
+                    "showlegend": part not in shown,
+                    "x": [when(key, per_task) for key in of_part],
                     "y": [tidy(sign * value) for value in of_part.values()],
                     "width": 0.8 / per_task,
                     "text": [
@@ -134,12 +129,14 @@ def _parts_figure(place: int, group: Group) -> Figure:
                     ],
                     "textposition": "none",
                     "hovertemplate": "%{text}<extra>" + plain(f"{meaning}, {way}") + "</extra>",
-                    "marker": {"color": f"@{names.index(part) % COLOURS}", "opacity": 1 if way == "up" else 0.65},
+                    "marker": {"color": f"@{colour % COLOURS}"},
                     "meta": {"group": place, "client": None, "part": part, "direction": direction},
                 }
             )
+            shown.add(part)
     layout = {
         "barmode": "relative",
+        "showlegend": True,
         "xaxis": round_axis(steps),
         "yaxis": {"title": {"text": "down | up, a round"}, "tickformat": "~s", "ticksuffix": "B", "zeroline": True},
         "shapes": task_borders(steps),
@@ -160,8 +157,8 @@ def density_section(groups: Sequence[Group]) -> Section:
         )
         return Section("density", title, words)
     about = (
-        "Left: of the values of each task's A, how many are not zero, in percent. Right: the mean of the mask m, in hundredths; "
-        "its share of values that are not zero stands in the hover text and in the numbers."
+        "Left: of the values of each task's A, how many are not zero, in percent. Right: the mean of the mask m; its "
+        "share of values that are not zero stands in the hover text and in the numbers."
     )
     figures = []
     for place, group in having:
@@ -217,9 +214,10 @@ def _density_figures(place: int, group: Group, client: int | None) -> list[Figur
     ]
     height = 150 + 26 * len(layers)
     shared: dict[str, Any] = {"layout": grid_layout("task", ""), "height": height, "group": place, "client": who}
-    number = {"texttemplate": "%{z:.1f}"} if len(columns) <= 6 else {}
+    number, decimals = ({"texttemplate": f"%{{z:.{digits}f}}"} if len(columns) <= 6 else {} for digits in (1, 3))
+    top = max(1.0, *map(max, mean))
     of_a = heatmap(columns, rows, [percents(row) for row in adaptive], hover_a, zmin=0, zmax=100, **number)
-    of_m = heatmap(columns, rows, [percents(row) for row in mean], hover_m, customdata=mask, **number)
+    of_m = heatmap(columns, rows, mean, hover_m, customdata=mask, zmin=0, zmax=top, **decimals)
     said = f"density of A from {100 * min(map(min, adaptive)):.1f} % to {100 * max(map(max, adaptive)):.1f} %"
     means = f"mean of m from {min(map(min, mean)):.3f} to {max(map(max, mean)):.3f}"
     return [
@@ -242,9 +240,9 @@ def helping_section(groups: Sequence[Group]) -> Section:
         words = "No task here has used another client's A: that is fedweit's way, from a client's second task on."
         return Section("helping", title, words)
     about = (
-        "FedWeIT lets a task use A's of other clients, each weighed by an attention alpha, a number for each layer. Summed over "
-        "tasks and layers, the attention that went to a client's A's is its contribution: the paper's idea of what could "
-        "be rewarded."
+        "FedWeIT lets a task use A's of other clients, each weighed by an attention alpha, a number for each layer. "
+        "Summed over tasks and layers, the attention that went to a client's A's is its contribution: the paper's idea "
+        "of what could be rewarded. Pick clients above to see every alpha of theirs."
     )
     figures = []
     for place, group in having:
@@ -259,8 +257,8 @@ def _helping_words(group: Group) -> str:
     found, even = shares(group), shares(group, "even")
     most = max(found, key=lambda client: found[client].mean)
     words = (
-        f"{group.label}: client {most} gave most, {100 * found[most].mean:.1f} % of all attention; if every A counted alike it "
-        f"would be {100 * even[most].mean:.1f} %."
+        f"{group.label}: client {most} gave most, {100 * found[most].mean:.1f} % of all attention; if every A counted "
+        f"alike it would be {100 * even[most].mean:.1f} %."
     )
     move = largest_move(group)
     if move is not None:
@@ -310,6 +308,7 @@ def _shares_figure(place: int, group: Group) -> Figure:
         )
     layout = {
         "barmode": "group",
+        "showlegend": True,
         "xaxis": {"type": "category", "showgrid": False},
         "yaxis": {"title": {"text": "share (%)"}, "rangemode": "tozero"},
     }
@@ -341,8 +340,8 @@ def _detail_figure(place: int, group: Group, client: int) -> Figure | None:
         texttemplate="%{z:.2f}",
     )
     words = (
-        f"{group.label}, client {client}, seed {run.seed}: alpha of each foreign A and layer, as a multiple of an even share; "
-        f"it is off by {100 * widest:.1f} % at most."
+        f"{group.label}, client {client}, seed {run.seed}: alpha of each foreign A and layer, as a multiple of an even "
+        f"share; it is off by {100 * widest:.1f} % at most."
     )
     title = f"{group.label}: alpha of client {client}, times how many A's it had (seed {run.seed})"
     height = 170 + 24 * len(rows)

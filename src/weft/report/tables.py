@@ -10,8 +10,9 @@ from typing import Any
 
 from weft.metrics import Spread
 from weft.report.facts import Group, differences, rows, unlike
+from weft.report.figures import COLOURS
 from weft.report.reading import Event, Run
-from weft.screens import duration, percent, size, spread_text
+from weft.screens import duration, size, spread_text
 
 MODELS = {"own": "the client's own after its last epoch", "global": "after the next theta_G"}
 USUAL = ("created", "finished")  # events that are no incident
@@ -24,7 +25,7 @@ def table(headings: Sequence[str], lines: Iterable[Sequence[str]], numbers_from:
         "<tr>" + "".join(_cell(place, cell, place >= numbers_from) for place, cell in enumerate(line)) + "</tr>"
         for line in lines
     )
-    return f'<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f"<div class=scroll tabindex=0><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
 
 
 def _cell(place: int, cell: str, number: bool) -> str:
@@ -33,13 +34,8 @@ def _cell(place: int, cell: str, number: bool) -> str:
     return f"<td class=number>{cell}</td>" if number else f"<td>{cell}</td>"
 
 
-def overview_words(groups: Sequence[Group]) -> str:
-    measured = dict.fromkeys(str(group.plan.get("measured_model", "own")) for group in groups)
-    models = " / ".join(MODELS.get(name, name) for name in measured)
-    seeds = {len(group.runs) for group in groups}
-    words = f"Accuracy is of test images of every task learned, at the end; the model measured is {models}."
-    if max(seeds) > 1:
-        words += " Several seeds: the mean, and ± one sample deviation."
+def overview_words(groups: Sequence[Group], lead: str) -> str:
+    words = lead
     if waiting := [group.label for group in groups if not group.is_over]:
         words += f" Not over yet: {', '.join(waiting)}."
     if odd := unlike(groups):
@@ -53,10 +49,11 @@ def overview_html(groups: Sequence[Group]) -> str:
     lines = []
     for place, row in enumerate(found):
         width = 100 * row.accuracy.mean / best if row.accuracy is not None else 0.0
+        own = f"--own: var(--s{place % COLOURS})"
         lines.append(
             [
-                f'<span class=swatch style="--own: var(--s{place % 8})"></span>{escape(row.label)}',
-                f'<span class=meter style="--part: {width:.1f}%; --own: var(--s{place % 8})">{_percent(row.accuracy)}</span>',
+                f'<span class=swatch style="{own}"></span>{escape(row.label)}',
+                f'<span class=meter style="--part: {width:.1f}%; {own}">{_percent(row.accuracy)}</span>',
                 spread_text(row.forgetting, 3, "±"),
                 _sent(row.up, row.up_share),
                 _sent(row.down, row.down_share),
@@ -68,11 +65,20 @@ def overview_html(groups: Sequence[Group]) -> str:
             ]
         )
     headings = ("method", "accuracy", "forgetting", "up", "down", "model", "paper's", "time", "seeds", "state")
-    note = (
-        "<p class=about>Up and down: bytes, and the nonzeros sent as a share of dense weights. Model: all that answers for all "
-        "tasks; paper's: nonzeros of B and A only. Bytes and sizes are of all clients together, the mean over seeds.</p>"
+    return table(headings, lines) + f"<p class=about>{escape(_meaning(groups))}</p>"
+
+
+def _meaning(groups: Sequence[Group]) -> str:
+    measured = dict.fromkeys(str(group.plan.get("measured_model", "own")) for group in groups)
+    models = " / ".join(MODELS.get(name, name) for name in measured)
+    several = (
+        "; with several seeds the mean ± one sample deviation" if any(len(group.runs) > 1 for group in groups) else ""
     )
-    return table(headings, lines) + note
+    return (
+        f"Accuracy: of test images of every task learned, at the end{several}. The model measured is {models}. Up and "
+        "down: bytes, and the nonzeros sent as a share of dense weights. Model: all that answers for all tasks; "
+        "paper's: nonzeros of B and A only. Bytes and sizes are of all clients together, the mean over seeds."
+    )
 
 
 def _percent(value: Spread | None) -> str:
@@ -95,14 +101,17 @@ def terms_html(groups: Sequence[Group]) -> str:
     parts = ["<h2>Plan, environment, incidents</h2>", f"<p class=words>{escape(_incident_words(runs))}</p>"]
     if lines := _incidents(runs):
         parts.append(table(("when (UTC)", "run", "what"), lines, numbers_from=3))
-    differing = differences(groups)
+    # a key that only one method has is no difference in terms: it stands in its plan
+    differing = {key: values for key, values in differences(groups).items() if values.count(None) < len(values) - 1}
     if differing:
         shown = [[escape(key), *(escape(_value(value)) for value in values)] for key, values in differing.items()]
         parts.append("<h3>In what the plans differ</h3>")
         parts.append(table(("key", *(group.label for group in groups)), shown, numbers_from=99))
     for group in groups:
         text = "\n".join(f"{key} = {_value(value)}" for key, value in group.plan.items() if key != "seed")
-        parts.append(f"<details><summary>The plan of {escape(group.label)}</summary><pre>{escape(text)}</pre></details>")
+        parts.append(
+            f"<details><summary>The plan of {escape(group.label)}</summary><pre>{escape(text)}</pre></details>"
+        )
     parts.append(_environment_html(runs))
     lines = [f"<li>{escape(str(run.folder))}: seed {run.seed}</li>" for run in runs]
     parts.append(f"<details><summary>The run folders</summary><ul>{''.join(lines)}</ul></details>")

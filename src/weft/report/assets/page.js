@@ -17,7 +17,7 @@
     const dark = !printing && (theme === "dark" || (theme === "auto" && systemDark.matches));
     root.dataset.theme = dark ? "dark" : "light";
     const button = document.getElementById("theme");
-    button.textContent = theme;
+    button.textContent = `theme: ${theme}`;
     const words = theme === "auto" ? "as the system has it" : theme;
     button.setAttribute("aria-label", `Theme: ${words}. Press for the next one`);
     drawAll();
@@ -29,7 +29,7 @@
     if (word === "@sequential") return [[0, css("--low")], [0.5, css("--mid")], [1, css("--high")]];
     if (word === "@diverging") return [[0, css("--minus")], [0.5, css("--none")], [1, css("--plus")]];
     const series = /^@(\d)(~?)$/.exec(word);
-    if (series) return css(`--s${series[1]}`) + (series[2] ? "2e" : "");
+    if (series) return css(`--s${series[1]}`) + (series[2] ? "26" : "");
     return css(`--${word.slice(1)}`);
   }
 
@@ -53,7 +53,6 @@
       fixedrange: true, title: { standoff: 8 }, tickfont: { size: 12 },
     };
     const given = coloured(spec.layout);
-    const several = spec.traces.some((trace) => trace.type === "bar") && spec.traces.length > 1;
     const title = (which) => ({ ...axis.title, font: { size: 12, color: css("--soft") }, ...((given[which] || {}).title || {}) });
     return {
       ...given,
@@ -65,7 +64,7 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { family: css("--sans"), size: 13, color: css("--ink") },
       hoverlabel: { bgcolor: css("--card"), bordercolor: css("--faint"), font: { color: css("--ink") }, namelength: -1, align: "left" },
-      showlegend: several,
+      showlegend: Boolean(given.showlegend),
       legend: { orientation: "h", y: -0.22, yanchor: "top", x: 0, font: { size: 12 } },
       hovermode: spec.traces[0] && spec.traces[0].type === "scatter" ? "x unified" : "closest",
       xaxis: { ...axis, ...(given.xaxis || {}), title: title("xaxis") },
@@ -82,9 +81,7 @@
     const traces = spec.traces.filter((trace) => !trace.meta || (groupOn(trace.meta.group) && clientOn(trace.meta.client)));
     const layout = layoutOf(spec, plot.clientWidth);
     const config = {
-      responsive: true, displaylogo: false, displayModeBar: "hover", showTips: false,
-      modeBarButtonsToRemove: ["zoom2d", "pan2d", "select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"],
-      toImageButtonOptions: { format: "svg", filename: figure.dataset.name },
+      responsive: true, displaylogo: false, displayModeBar: false, // its buttons reach out to Plotly's own services
     };
     Plotly.react(plot, coloured(traces), layout, config);
     plot.dataset.drawn = String(traces.length);
@@ -179,6 +176,10 @@
   document.getElementById("main").addEventListener("toggle", (event) => {
     if (event.target.classList.contains("numbers")) fillNumbers(event.target);
   }, true);
+  document.getElementById("main").addEventListener("click", (event) => {
+    const figure = event.target.classList.contains("save") && event.target.closest("figure");
+    if (figure) Plotly.downloadImage(figure.querySelector(".plot"), { format: "svg", filename: figure.dataset.name });
+  });
   document.getElementById("theme").addEventListener("click", () => {
     theme = themes[(themes.indexOf(theme) + 1) % themes.length];
     dress();
