@@ -160,7 +160,7 @@ def show_command(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run did: its result, every client's accuracy matrix, and what crossed the wire.
+    """What a run did: its result, every client's accuracy matrix, what crossed the wire, who helped whom.
 
     Of a scenario: what each client learns in which order. weft show glyphs clients=3 --picture glyphs.png
     """
@@ -185,6 +185,8 @@ def show_command(
     for client, rows in accuracy_matrices(folder).items():
         out.print(screens.matrix(client, rows))
     out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "part")))
+    for part in cli_report.more_about(folder, out):
+        out.print(part)
 
 
 def _show_scenario(name: str, words: list[str], picture: Path | None, as_json: bool) -> None:

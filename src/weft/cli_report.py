@@ -1,4 +1,4 @@
-"""`weft report`, `watch`, `figures`, `tensorboard`: run folders for people to look at. What they need is loaded late."""
+"""`weft report`, `watch`, `figures`, `tensorboard`: run folders for people to look at. What they need comes late."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from weft.errors import Problem
 
@@ -102,6 +102,14 @@ def tensorboard_command(
         raise Problem("weft tensorboard needs its package: pip install 'weft[tensorboard]'") from None
     for written in write_events(read_runs(folders), folder):
         _say(out, str(written))
+
+
+def more_about(folder: Path, console: Console) -> list[RenderableType]:
+    """For `weft show`: what the page has beside results, matrices and bytes."""
+    from weft.report import terminal
+    from weft.report.reading import Reader
+
+    return terminal.more_about(Reader(folder).read(), console)
 
 
 def _say(console: Console, text: str) -> None:

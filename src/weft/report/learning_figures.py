@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from weft import metrics
 from weft.metrics import Spread
-from weft.report.facts import MEAN, Group, Measure, matrix, over_rounds, over_tasks
+from weft.report.facts import MEAN, Curve, Group, Measure, matrix, over_rounds, over_tasks
 from weft.report.figures import (
     COLOURS,
     SYMBOLS,
@@ -25,8 +26,6 @@ from weft.report.figures import (
 )
 from weft.report.helping import Help, helps
 from weft.screens import percent
-
-Chosen = Sequence[tuple[int, int | None]]
 
 
 def everybody(group: Group) -> list[int | None]:
@@ -204,33 +203,12 @@ def adaptation_section(groups: Sequence[Group]) -> Section:
         "task. The sooner it rises, the more a client could build upon."
     )
     traces: list[Trace] = []
-    first: list[tuple[str, float]] = []
     for place, group in enumerate(groups):
-        per_task = group.runs[0].rounds_per_task
         for client in everybody(group):
-            points = over_rounds(group, client)
-            if not points:
-                continue
-            xs: list[float] = []
-            curve: list[Spread | None] = []
-            hover: list[str] = []
-            for (step, number), value in points.items():
-                if number == 0 and xs:  # a gap between two tasks
-                    xs, curve, hover = [*xs, step], [*curve, None], [*hover, ""]
-                xs.append(when((step, number), per_task))
-                curve.append(value)
-                hover.append(f"task {step}, round {number}")
-            traces += curve_traces(place, group, client, xs, curve, hover)
-            later = [value.mean for (step, number), value in points.items() if step > 0 and number == 0]
-            if client is None and later:
-                first.append((group.label, sum(later) / len(later)))
+            xs, curve, hover = _round_points(group, client)
+            traces += curve_traces(place, group, client, xs, curve, hover) if xs else []
     steps = max((group.runs[0].steps for group in groups), default=0)
-    words = "No later task has been begun yet."
-    if first:
-        label, value = max(first, key=lambda pair: pair[1])
-        words = f"After the first round of a later task, {label} is furthest: {percent(value)} on average"
-        rest = [f"{name} {percent(mean)}" for name, mean in sorted(first, key=lambda pair: -pair[1])[1:4]]
-        words += f" ({', '.join(rest)})." if rest else "."
+    words = _adaptation_words(groups)
     layout = {
         "xaxis": round_axis(steps),
         "yaxis": {"title": {"text": "validation accuracy (%)"}},
@@ -238,6 +216,38 @@ def adaptation_section(groups: Sequence[Group]) -> Section:
     }
     figure = Figure("adaptation-rounds", "Validation accuracy, round by round", words, traces, layout)
     return Section("adaptation", "Adaptation within a task", words, about, [figure])
+
+
+def _round_points(group: Group, client: int | None) -> tuple[list[float], Curve, list[str]]:
+    """Where each round stands, what it gave, and what it is called; with a gap between two tasks."""
+    xs: list[float] = []
+    curve: Curve = []
+    hover: list[str] = []
+    before = 0
+    for (step, number), value in over_rounds(group, client).items():
+        if step != before and xs:
+            xs.append(float(step))
+            curve.append(None)
+            hover.append("")
+        before = step
+        xs.append(when((step, number), group.runs[0].rounds_per_task))
+        curve.append(value)
+        hover.append(f"task {step}, round {number}")
+    return xs, curve, hover
+
+
+def _adaptation_words(groups: Sequence[Group]) -> str:
+    first: list[tuple[float, str]] = []
+    for group in groups:
+        later = [value.mean for (step, number), value in over_rounds(group).items() if step > 0 and number == 0]
+        if later:
+            first.append((fmean(later), group.label))
+    if not first:
+        return "No later task has been begun yet."
+    (best, label), *others = sorted(first, reverse=True)
+    words = f"After the first round of a later task, {label} is furthest: {percent(best)} on average"
+    rest = [f"{name} {percent(mean)}" for mean, name in others[:3]]
+    return f"{words} ({', '.join(rest)})." if rest else f"{words}."
 
 
 def alone_section(groups: Sequence[Group]) -> Section:

@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 from statistics import fmean
 
-import matplotlib as mpl
 import numpy as np
+from matplotlib import style as mpl_style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -28,9 +28,7 @@ def write_figures(groups: Groups, folder: Path, kind: str) -> list[Path]:
     written = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context():
-            mpl.rcParams.update(mpl.rcParamsDefault)  # not what the user's own settings say
-            mpl.rcParams.update(style.STYLE)
+        with mpl_style.context(["default", style.STYLE]):  # not on top of the user's own settings
             for name, draw in FIGURES.items():
                 figure = draw(groups)
                 if figure is not None:
@@ -59,8 +57,9 @@ def _over_tasks(groups: Groups, measure: Measure, label: str) -> Figure | None:
     for place, (group, curve) in enumerate(zip(groups, curves, strict=True)):
         _line(axes, place, group.label, list(range(len(curve))), curve)
     axes.set_xlabel("after task")
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(ncols=min(3, len(groups)))
+    steps = max(map(len, curves))
+    axes.set_xticks(range(0, steps, -(-steps // 10)))
+    _legend(figure, 3)
     return figure
 
 
@@ -76,7 +75,7 @@ def adaptation(groups: Groups) -> Figure | None:
             label = group.label if number == 0 else None
             _line(axes, place, label, [when(key, per_task) for key in own], list(own.values()))
     _task_axis(axes, groups)
-    axes.legend(ncols=min(6, len(groups)))
+    _legend(figure, 6)
     return figure
 
 
@@ -116,7 +115,7 @@ def traffic(groups: Groups) -> Figure | None:
             label = _literal(f"{group.label} {way}")
             axes.plot([0, *xs], [0, *(value / 1e6 for value in sums)], label=label, color=colour, linestyle=dash)
     _task_axis(axes, groups)
-    axes.legend()
+    _legend(figure, 2)
     return figure
 
 
@@ -167,7 +166,7 @@ def alone(groups: Groups) -> Figure | None:
             )
     axes.axhline(0, color="black", linewidth=0.6)
     axes.set_xticks(range(len(found[0].gains)), [f"client {gain.client}" for gain in found[0].gains])
-    axes.legend()
+    _legend(figure, 2)
     return figure
 
 
@@ -191,6 +190,11 @@ def _one(label: str, width: float = style.COLUMN) -> tuple[Figure, Axes]:
     axes = figure.subplots()
     axes.set_ylabel(label)
     return figure, axes
+
+
+def _legend(figure: Figure, columns: int) -> None:
+    """Above the axes, where it hides nothing."""
+    figure.legend(loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.8)
 
 
 def _heatmaps(
@@ -219,7 +223,7 @@ def _heatmaps(
         if cells.shape[1] <= MOST_LABELLED:
             for (row, column), value in np.ndenumerate(cells):
                 if not np.isnan(value):
-                    colour = "white" if value < middle else "black"
+                    colour = "white" if value > middle else "black"
                     axes.text(column, row, format(value, digits), ha="center", va="center", fontsize=6, color=colour)
     return figure
 

@@ -183,8 +183,8 @@ def read_ledger(folder: Path) -> list[Sent]:
         try:
             direction, client, step, round_index, part, size, nonzeros, dense = row
             name = part.partition("/")[0]
-            numbers = (int(value) for value in (client, step, round_index))
-            found.append(Sent(direction, *numbers, name, int(size), int(nonzeros), int(dense)))
+            place = (int(client), int(step), int(round_index))
+            found.append(Sent(direction, *place, name, int(size), int(nonzeros), int(dense)))
         except ValueError:
             line = ",".join(row)
             raise Problem(f"{folder / 'ledger.csv'} is damaged at {line[:80]!r}; run again in a new folder") from None

@@ -244,7 +244,7 @@ def helping_section(groups: Sequence[Group]) -> Section:
         "Summed over tasks and layers, the attention that went to a client's A's is its contribution: the paper's idea "
         "of what could be rewarded. Pick clients above to see every alpha of theirs."
     )
-    figures = []
+    figures: list[Figure | None] = []
     for place, group in having:
         figures += [_pairs_figure(place, group), _shares_figure(place, group)]
         figures += [_detail_figure(place, group, client) for client in group.clients]

@@ -12,7 +12,7 @@ WIDE = 7.0
 COLOURS = ("#14609a", "#b8480f", "#22743c", "#7b3fa8", "#b02a62", "#6d5a10", "#3d5566", "#0d7377")
 MARKERS = ("o", "s", "D", "^", "P", "*", "X", "v")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
-SCALE = "cividis"
+SCALE = "Blues"
 RESOLUTION = 300
 
 STYLE: dict[str, Any] = {

@@ -113,8 +113,8 @@ def terms_html(groups: Sequence[Group]) -> str:
             f"<details><summary>The plan of {escape(group.label)}</summary><pre>{escape(text)}</pre></details>"
         )
     parts.append(_environment_html(runs))
-    lines = [f"<li>{escape(str(run.folder))}: seed {run.seed}</li>" for run in runs]
-    parts.append(f"<details><summary>The run folders</summary><ul>{''.join(lines)}</ul></details>")
+    places = "".join(f"<li>{escape(str(run.folder))}: seed {run.seed}</li>" for run in runs)
+    parts.append(f"<details><summary>The run folders</summary><ul>{places}</ul></details>")
     return "".join(parts)
 
 
