@@ -84,7 +84,7 @@
       responsive: true, displaylogo: false, displayModeBar: false, // its buttons reach out to Plotly's own services
     };
     Plotly.react(plot, coloured(traces), layout, config);
-    plot.dataset.drawn = String(traces.length);
+    document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true"); // Plotly measures words with it
   }
 
   function drawAll() {
