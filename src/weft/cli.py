@@ -102,7 +102,7 @@ def demo_command(
     for result in results:
         _say(out, f"{result.summary['method']:>8}: {result.folder}")
     _say(out, f"\nweft show {folders[0]}   tells more about a run")
-    _say(out, f"\nthe page to look at: {cli_report.write_page(folders, folders[0].parent / 'demo.html')}")
+    _say(out, f"\nthe page to look at: {cli_report.write_page(folders, Path('demo.html'))}")
 
 
 @app.command("run")

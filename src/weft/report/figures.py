@@ -62,6 +62,8 @@ def curve_traces(
     line = {"color": f"@{place % COLOURS}", "width": 2.5 if client is None else 1.2}
     if client is not None:
         line["dash"] = DASHES[1 + client % (len(DASHES) - 1)]
+    elif place >= COLOURS:
+        line["dash"] = "dash"  # its colour is that of another one
     traces: list[Trace] = []
     if client is None:
         traces += [veil(part, place, meta) for part in stretches(xs, curve)]
@@ -119,23 +121,27 @@ def heatmap(
     xs: Sequence[str],
     ys: Sequence[str],
     cells: Sequence[Sequence[float | None]],
-    hover: Sequence[Sequence[str]],
+    hover: str | Sequence[Sequence[str]],  # a template, or words for each cell
     **more: Any,
 ) -> Trace:
-    labelled = len(xs) <= MOST_LABELLED
+    """A template tells of x, y and z; words for each cell of many heatmaps would make up most of a page."""
+    words = (
+        {"hovertemplate": hover}
+        if isinstance(hover, str)
+        else {"text": hover, "hovertemplate": "%{text}<extra></extra>"}
+    )
     return {
         "type": "heatmap",
         "x": list(xs),
         "y": list(ys),
         "z": [[tidy(value) for value in row] for row in cells],
-        "text": [list(row) for row in hover],
-        "hovertemplate": "%{text}<extra></extra>",
+        **words,
         "hoverongaps": False,
         "xgap": 2,
         "ygap": 2,
         "colorscale": "@sequential",
         "showscale": False,
-        **({"texttemplate": "%{z:.0f}"} if labelled else {}),
+        **({"texttemplate": "%{z:.0f}"} if len(xs) <= MOST_LABELLED else {}),
         **more,
     }
 

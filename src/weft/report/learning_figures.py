@@ -81,7 +81,7 @@ def accuracy_words(groups: Sequence[Group]) -> str:
         return f"{words} over all tasks learned so far."
     second, next_value = finals[1]
     lead = 100 * (value.mean - next_value.mean)
-    words += f", {lead:.1f} points ahead of {second}"
+    words += f", {lead:.1f} points ahead of {second}" if lead >= 0.05 else f", level with {second}"
     if len(finals) > 2:
         worst, low = finals[-1]
         words += f"; {worst} is last with {percent(low.mean)}"
@@ -144,26 +144,23 @@ def _lowest(groups: Sequence[Group]) -> int:
 
 def _matrix_figure(place: int, group: Group, client: int | None, lowest: int) -> Figure:
     cells = matrix(group, client)
-    names = [str(step) for step in range(group.steps)]
+    steps = [str(step) for step in range(group.steps)]
+    tasks = [_task(group, client, step) for step in range(group.steps)]
     who = MEAN if client is None else str(client)
     shown = [percents(row) for row in cells]
-    hover = [
-        [
-            f"{group.label}: {_task(group, client, task)} after task {after}: {percent(value)}"
-            for task, value in enumerate(row)
-        ]
-        for after, row in enumerate(cells)
-    ]
+    hover = plain(group.label) + ": %{x} after task %{y}: %{z:.1f} %<extra></extra>"
+    layout = grid_layout("task", "after task")
+    layout["xaxis"] |= {"tickvals": tasks, "ticktext": steps}
     title = f"{group.label}, {'mean of clients' if client is None else f'client {client}'}"
     last = [value for value in cells[-1] if value is not None]
     words = f"{title}: at the end " + ", ".join(f"task {i} {percent(value)}" for i, value in enumerate(last))
-    trace = heatmap(names, names, shown, hover, zmin=lowest, zmax=100)
+    trace = heatmap(tasks, steps, shown, hover, zmin=lowest, zmax=100)
     return Figure(
         f"matrix-{place}-{who}",
         title,
         words,
         [trace],
-        grid_layout("task", "after task"),
+        layout,
         height=230 + 14 * max(0, group.steps - 4),
         group=place,
         client=who,

@@ -198,20 +198,8 @@ def _density_figures(place: int, group: Group, client: int | None) -> list[Figur
     adaptive, mask, mean = table("adaptive"), table("mask"), table("mask_mean")
     columns = [str(step) for step in steps]
     rows = [name.removesuffix(".weight") for name in layers]
-    hover_a = [
-        [
-            f"A, {layers[level]}, task {step}: {100 * adaptive[level][at]:.2f} % not zero"
-            for at, step in enumerate(steps)
-        ]
-        for level in range(len(layers))
-    ]
-    hover_m = [
-        [
-            f"m, {layers[level]}, task {step}: mean {mean[level][at]:.3f}, {100 * mask[level][at]:.1f} % not zero"
-            for at, step in enumerate(steps)
-        ]
-        for level in range(len(layers))
-    ]
+    hover_a = "A, %{y}, task %{x}: %{z:.2f} % not zero<extra></extra>"
+    hover_m = "m, %{y}, task %{x}: mean %{z:.3f}, %{customdata:.1%} not zero<extra></extra>"
     height = 150 + 26 * len(layers)
     shared: dict[str, Any] = {"layout": grid_layout("task", ""), "height": height, "group": place, "client": who}
     number, decimals = ({"texttemplate": f"%{{z:.{digits}f}}"} if len(columns) <= 6 else {} for digits in (1, 3))

@@ -116,11 +116,14 @@
 
   function rowsOf(spec) {
     const lines = [];
+    const named = (axis, value) => (/^\d/.test(value) ? `${spec.layout[axis].title.text} ${value}` : value); // task 3, not 3
     for (const trace of spec.traces) {
       if (trace.meta && (trace.meta.veil || !groupOn(trace.meta.group) || !clientOn(trace.meta.client))) continue;
       if (trace.type === "heatmap") {
         trace.z.forEach((row, at) => row.forEach((value, column) => {
-          if (value !== null) lines.push([trace.text[at][column], value]);
+          const more = trace.customdata && !trace.text ? `, not zero ${Number(trace.customdata[at][column].toPrecision(4))}` : "";
+          const words = trace.text ? trace.text[at][column] : `${named("yaxis", trace.y[at])}, ${named("xaxis", trace.x[column])}${more}`;
+          if (value !== null) lines.push([words, value]);
         }));
       } else {
         trace.y.forEach((value, at) => {
