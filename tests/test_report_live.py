@@ -92,7 +92,7 @@ def test_a_run_that_holds_its_lock_is_working(stopped, tmp_path):
     finally:
         record.close()
     assert found["kind"] == "running"
-    assert re.search(r"Running: \d+ of 12 rounds of a client, about .* left", found["words"])
+    assert re.search(r"Running: task 1 of 2, round . of 2; \d+ of 12 client rounds done, about .* left", found["words"])
 
 
 def test_time_left_is_what_the_pace_says(stopped):

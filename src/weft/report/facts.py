@@ -234,5 +234,9 @@ def _row(one: Group) -> Row:
         model=kept("model_size_bytes"),
         model_paper=kept("model_size_paper_bytes"),
         seconds=kept("seconds"),
-        state="finished" if over == len(one.runs) else f"{over} of {len(one.runs)} finished",
+        state="finished"
+        if over == len(one.runs)
+        else "not over"
+        if not over
+        else f"{over} of {len(one.runs)} finished",
     )

@@ -38,8 +38,9 @@ def accuracy_section(groups: Sequence[Group]) -> Section:
         "After each task a client answers for every task it has learned so far. A point is the mean accuracy over "
         "those tasks, on test images; with several seeds, the veil is one deviation."
     )
-    figure = _over_tasks("accuracy-after", groups, metrics.average_accuracy, "accuracy (%)")
-    return Section("accuracy", "Accuracy after each task", _trend_words(groups), about, [figure])
+    words = _trend_words(groups)
+    figures = _over_tasks("accuracy-after", groups, metrics.average_accuracy, "accuracy (%)", words)
+    return Section("accuracy", "Accuracy after each task", words, about, figures)
 
 
 def forgetting_section(groups: Sequence[Group]) -> Section:
@@ -48,12 +49,14 @@ def forgetting_section(groups: Sequence[Group]) -> Section:
         "below zero, later tasks helped earlier ones."
     )
     words = _forgetting_words(groups)
-    figure = _over_tasks("forgetting-after", groups, metrics.forgetting, "forgetting (points)", words)
-    figure.layout["yaxis"]["zeroline"] = True
-    return Section("forgetting", "Forgetting", words, about, [figure])
+    figures = _over_tasks("forgetting-after", groups, metrics.forgetting, "forgetting (points)", words)
+    return Section("forgetting", "Forgetting", words, about, figures)
 
 
-def _over_tasks(name: str, groups: Sequence[Group], measure: Measure, axis: str, words: str = "") -> Figure:
+def _over_tasks(name: str, groups: Sequence[Group], measure: Measure, axis: str, words: str) -> list[Figure]:
+    """One figure, or none while there is nothing to draw."""
+    if not _finals(groups, measure):
+        return []
     traces: list[Trace] = []
     for place, group in enumerate(groups):
         hover = [f"after task {step}" for step in range(group.steps)]
@@ -61,9 +64,9 @@ def _over_tasks(name: str, groups: Sequence[Group], measure: Measure, axis: str,
             curve = over_tasks(group, measure, client)
             traces += curve_traces(place, group, client, list(range(group.steps)), curve, hover)
     steps = max((group.steps for group in groups), default=0)
-    layout = {"xaxis": task_axis(steps), "yaxis": {"title": {"text": axis}}}
+    layout = {"xaxis": task_axis(steps), "yaxis": {"title": {"text": axis}, "zeroline": measure is metrics.forgetting}}
     title = {"accuracy-after": "Mean accuracy of the tasks so far", "forgetting-after": "Mean drop from the best"}[name]
-    return Figure(name, title, words or _trend_words(groups), traces, layout)
+    return [Figure(name, title, words, traces, layout)]
 
 
 def _finals(groups: Sequence[Group], measure: Measure) -> list[tuple[str, Spread]]:
@@ -98,7 +101,7 @@ def _trend_words(groups: Sequence[Group]) -> str:
         if len(points) > 1:
             parts.append(f"{group.label} from {percent(points[0])} to {percent(points[-1])}")
     if not parts:
-        return "A line begins when the second task is learned."
+        return "No task has been learned yet." if not any(group.steps for group in groups) else accuracy_words(groups)
     if len(parts) > 6:
         parts = [*parts[:5], f"and {len(parts) - 5} more"]
     return f"From the first task to the last: {', '.join(parts)}."
@@ -284,11 +287,20 @@ def _help_words(one: Help) -> str:
     worst = min(one.gains, key=lambda gain: gain.mean)
     words = (
         f"With {one.together.label}, {len(one.helped)} of {len(one.gains)} clients end better than alone "
-        f"({one.alone.label}); the mean gain is {100 * one.mean:+.1f} points"
+        f"({one.alone.label}); the mean gain is {_signed(one.mean)} points"
     )
     if worst.mean < 0:
-        words += f", and client {worst.client} loses most ({100 * worst.mean:+.1f})"
+        words += f", and client {worst.client} loses most ({_signed(worst.mean)})"
     return f"{words}."
+
+
+def _signed(fraction: float) -> str:
+    """In points, with a sign.
+
+    >>> _signed(-0.1112), _signed(0.006)
+    ('−11.1', '+0.6')
+    """
+    return f"{100 * fraction:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def _help_traces(place: int, one: Help) -> list[Trace]:

@@ -110,7 +110,10 @@ def status(folder: Path, runs: Sequence[Run], now: float) -> dict[str, Any]:
     if not going:
         return {**shown, "done": total, "kind": "over", "over": True, "words": "The run is over; this is its result."}
     run = going[-1]
-    place = f"{done} of {total} rounds of a client"
+    place = f"{done} of {total} client rounds done"
+    if run.rounds:
+        at = run.rounds[-1]
+        place = f"task {at.step} of {run.steps}, round {at.round} of {run.rounds_per_task}; {place}"
     quiet = now - last_sign(run, now)
     if is_working(run, quiet):
         left = time_left(run)
