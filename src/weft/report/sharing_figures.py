@@ -230,7 +230,8 @@ def helping_section(groups: Sequence[Group]) -> Section:
     about = (
         "FedWeIT lets a task use A's of other clients, each weighed by an attention alpha, a number for each layer. "
         "Summed over tasks and layers, the attention that went to a client's A's is its contribution: the paper's idea "
-        "of what could be rewarded. Pick clients above to see every alpha of theirs."
+        "of what could be rewarded. Pick clients above to see every alpha of theirs: in it, 'task 2 from 0.1' is how "
+        "their task 2 uses what client 0 left after its task 1."
     )
     figures: list[Figure | None] = []
     for place, group in having:
