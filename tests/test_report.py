@@ -7,6 +7,8 @@ import html
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from statistics import fmean, stdev
@@ -227,9 +229,10 @@ def test_seeds_of_a_plan_are_one_group(two_seeds, stl):
 
 
 def test_the_same_run_twice_is_counted_once(finished, tmp_path):
-    (one,) = group(read_runs([finished, copy(finished, tmp_path / "again")]))
+    again = copy(finished, tmp_path / "again")
+    (one,) = group(read_runs([finished, again]))
     assert one.seeds == [0]
-    assert "left out" in one.notes[0]
+    assert f"{again} repeats a plan and seed that is here already; left out" in page_of(finished, again)
 
 
 def test_plans_of_one_method_are_told_apart():
@@ -397,3 +400,11 @@ def test_mistakes_are_one_line(finished, tmp_path, command):
     assert_one_line(command("report", tmp_path / "none"), "is not a run folder")
     assert_one_line(command("report", finished, "--out", tmp_path / "no" / "page.html"), "cannot be written", "--out")
     assert_one_line(command("report"), "DIR...")
+
+
+def test_a_report_loads_no_torch(finished, tmp_path):
+    program = "import sys; sys.modules['torch'] = None; from weft.cli import main; main()"
+    argv = [sys.executable, "-c", program, "report", str(finished), "--out", str(tmp_path / "page.html")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "helping-pairs-0" in data_of((tmp_path / "page.html").read_text())["figures"]

@@ -99,7 +99,8 @@ def terms_html(groups: Sequence[Group]) -> str:
     """The plan, the environment and the journal's incidents."""
     runs = [run for group in groups for run in group.runs]
     parts = ["<h2>Plan, environment, incidents</h2>", f"<p class=words>{escape(_incident_words(runs))}</p>"]
-    if lines := _incidents(runs):
+    left_out = [["-", escape(group.label), escape(note)] for group in groups for note in group.notes]
+    if lines := _incidents(runs) + left_out:
         parts.append(table(("when (UTC)", "run", "what"), lines, numbers_from=3))
     # a key that only one method has is no difference in terms: it stands in its plan
     differing = {key: values for key, values in differences(groups).items() if values.count(None) < len(values) - 1}
