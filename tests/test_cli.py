@@ -31,6 +31,10 @@ from weft.plan import ready_plans
 pytest_plugins = ["cli_helpers"]
 
 COMMANDS = {
+    "report": ["DIR...", "--out"],
+    "watch": ["DIR", "--port"],
+    "figures": ["DIR...", "--format", "--out"],
+    "tensorboard": ["DIR...", "--out"],
     "demo": ["--seed", "--workers"],
     "run": ["PLAN", "KEY=VALUE", "--out", "--workers", "--seeds", "--memory", "--save-every", "--data-dir"],
     "resume": ["DIR", "--workers", "--memory", "--save-every", "--data-dir"],

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_helpers import data_of
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +21,10 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[
     assert done.returncode == 0, done.stderr
     runs = [Path(path).parent for path in sorted(map(str, folder.glob("runs/*/summary.json")))]
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
+    assert "the page to look at: demo.html" in done.stdout
+    assert data_of((folder / "demo.html").read_text())["groups"] == [
+        {"label": method, "colour": place} for place, method in enumerate(("fedweit", "fedavg", "stl"))
+    ]
     return done.stdout, {summary["method"]: summary for summary in summaries}
 
 

@@ -158,7 +158,8 @@ def test_data_knows_no_learning(module):
 
 
 @pytest.mark.parametrize(
-    "module", [name for name in ("weft.screens", "weft.result", *under("weft.report")) if name in MODULES]
+    "module",
+    [name for name in ("weft.screens", "weft.result", "weft.cli_report", *under("weft.report")) if name in MODULES],
 )
 def test_what_is_shown_comes_out_of_the_run_folder(module):
     working = (
@@ -212,7 +213,7 @@ def test_the_command_line_loads_no_torch():
     ways = loaded_by(*roots)
     assert "weft.errors" in ways
     assert "numpy" in ways
-    for heavy in ("torch", "safetensors", "pandas", "matplotlib", "pooch", "requests", "scipy", "PIL"):
+    for heavy in ("torch", "safetensors", "pandas", "matplotlib", "pooch", "requests", "scipy", "PIL", "tensorboard"):
         found = [" -> ".join(way) for module, way in ways.items() if module.split(".")[0] == heavy]
         assert not found
 
@@ -329,7 +330,7 @@ def test_an_example_stands_alone():
 def test_only_known_packages_are_used():
     """What pyproject names, and the standard library; anything else would fail on a fresh machine."""
     allowed = {"weft", "torch", "numpy", "safetensors", "pydantic", "typer", "click", "rich", "filelock", "pandas"}
-    allowed |= {"pooch", "requests", "PIL", "scipy", "matplotlib"}
+    allowed |= {"pooch", "requests", "PIL", "scipy", "matplotlib", "tensorboard"}
     used = {one.split(".")[0] for module in MODULES for one in of(module)}
     assert used - set(sys.stdlib_module_names) <= allowed
 

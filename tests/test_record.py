@@ -57,6 +57,7 @@ def test_the_files(any_run):
         "environment.json",
         "journal.jsonl",
         "run.json",
+        "contents.json",
         "accuracy.csv",
         "ledger.csv",
         "checkpoints",

@@ -22,7 +22,7 @@ import typer.core
 from rich.console import Console
 from rich.padding import Padding
 
-from weft import cli_bench, cli_data, listing, repro, scenarios, screens
+from weft import cli_bench, cli_data, cli_report, listing, repro, scenarios, screens
 from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
@@ -48,6 +48,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_data.app, name="data")
 app.command("bench")(cli_bench.bench_command)
+cli_report.add_to(app)
 out = Console()
 notes = Console(stderr=True)
 
@@ -102,6 +103,7 @@ def demo_command(
     for result in results:
         _say(out, f"{result.summary['method']:>8}: {result.folder}")
     _say(out, f"\nweft show {folders[0]}   tells more about a run")
+    _say(out, f"\nthe page to look at: {cli_report.write_page(folders, Path('demo.html'))}")
 
 
 @app.command("run")
@@ -159,7 +161,7 @@ def show_command(
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run did: its result, every client's accuracy matrix, and what crossed the wire.
+    """What a run did: its result, every client's accuracy matrix, what crossed the wire, who helped whom.
 
     Of a scenario: what each client learns in which order. weft show glyphs clients=3 --picture glyphs.png
     """
@@ -184,6 +186,8 @@ def show_command(
     for client, rows in accuracy_matrices(folder).items():
         out.print(screens.matrix(client, rows))
     out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "part")))
+    for part in cli_report.more_about(folder, out):
+        out.print(part)
 
 
 def _show_scenario(name: str, words: list[str], picture: Path | None, as_json: bool) -> None:

@@ -4,6 +4,7 @@
     journal.jsonl     what happened when, a line an event                   run.json           version of this layout
     accuracy.csv      client, after_task, task, accuracy                    ledger.csv         each part of each message
     checkpoints/      manifest.json and the states it names                 summary.json       the result
+    contents.json     the layers of the network, the tasks by name
 
 A run is written by one process at a time: its lock is the operating system's and dies with the process. Files appear
 whole or not at all; the tables only grow, and a run that goes on cuts them back to where its checkpoint left them.
@@ -121,6 +122,16 @@ class Record:
             if path.name not in files and path.name != "manifest.json":
                 path.unlink(missing_ok=True)
 
+    def write_contents(self, layers: Iterable[Any], sequences: Iterable[Iterable[Any]]) -> None:
+        """What the states and tables speak of by number: whoever reads the folder has neither network nor scenario."""
+        contents = {
+            "layers": [{"name": layer.name, "shape": list(layer.shape)} for layer in layers],
+            "tasks": [
+                [{"name": task.name, "classes": list(task.classes)} for task in sequence] for sequence in sequences
+            ],
+        }
+        write_text(self.folder / "contents.json", json.dumps(contents) + "\n")
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
@@ -143,6 +154,12 @@ class Record:
 
 def read_plan(folder: Path) -> Plan:
     """The plan of a run folder; a `Problem` if it is no run folder of this version."""
+    check_layout(folder)
+    return Plan.load(folder / "plan.toml")
+
+
+def check_layout(folder: Path) -> None:
+    """A `Problem` if it is no run folder of this version."""
     try:
         layout = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         version = layout["format"]
@@ -153,12 +170,16 @@ def read_plan(folder: Path) -> Plan:
             f"{folder} was written by weft {layout.get('weft', '?')} (layout {version}; this one reads {FORMAT}); "
             "use that version for it"
         )
-    return Plan.load(folder / "plan.toml")
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
     """The result of a run folder; None if the run is not over."""
     read_plan(folder)
+    return load_summary(folder)
+
+
+def load_summary(folder: Path) -> dict[str, Any] | None:
+    """The same where the plan does not matter: it may name a method that only another machine has."""
     path = folder / "summary.json"
     try:
         summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

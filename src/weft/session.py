@@ -66,6 +66,7 @@ class Session:
             server = State.load(record.checkpoints, manifest["server"], owner="server")
             saved = Saved(_by_number(manifest["clients"]), _by_number(manifest["answers"]), manifest["clock"])
         record.cut(manifest["lengths"] if manifest else {})
+        record.write_contents(network.layout.layers, world.scenario.sequences)
         ledger = Ledger(network.layout.body)
         ledger.entries = [Entry.from_row(row) for row in read_rows(record.folder, "ledger.csv")]
         self._rows: list[list[str]] = []

@@ -1,0 +1,169 @@
+"""The facts of the page in other places: the terminal, figures for a paper, TensorBoard."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cli_helpers import TINY, assert_one_line, contents, summary_of
+from conftest import LOUD
+from report_helpers import states, vector
+from rich.console import Console
+
+from weft.record import read_rows
+from weft.report.facts import group
+from weft.report.reading import read_runs
+from weft.report.terminal import LETTERS, more_about
+
+pytest_plugins = ["cli_helpers"]
+
+
+def needs(package: str, extra: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{LOUD}{package} is not installed (pip install 'weft[{extra}]')")
+
+
+needs_matplotlib = needs("matplotlib", "figures")
+needs_tensorboard = needs("tensorboard", "tensorboard")
+
+
+# ---- terminal --------------------------------------------------------------------------------------------------------
+
+
+def test_show_tells_the_same_facts(command, finished):
+    done = command("show", finished, COLUMNS="80")
+    assert done.code == 0
+    assert max(map(len, done.out.splitlines())) <= 80
+    for words in ("how it went", "density (%) of A", "who helped whom", "not a proof of help"):
+        assert words in done.out
+    sums: dict[tuple[int, int], float] = {}
+    for client, state in states(finished):
+        for step in range(1, TINY["tasks"]):
+            keys = state.numbers[f"foreign/{step}"]
+            alphas = abs(vector(state, f"attention/{step}")).reshape(-1, len(keys)).sum(axis=0)
+            for key, value in zip(keys, alphas, strict=True):
+                pair = (int(key.split(".")[0]), client)
+                sums[pair] = sums.get(pair, 0.0) + float(value)
+    (line,) = re.findall(r"^ 0 +- +(\S+) +(\S+) ", done.out[done.out.index("who helped whom") :], flags=re.MULTILINE)
+    assert line == (f"{sums[0, 1]:.2f}", f"{sums[0, 2]:.2f}")
+
+
+def test_show_leaves_out_what_a_method_has_not(command, finished_fedavg, stopped):
+    out = command("show", finished_fedavg).out
+    assert "how it went" in out
+    assert "who helped whom" not in out
+    assert "incidents" not in out
+    assert "how it went" in command("show", stopped).out
+
+
+def test_a_plain_terminal_gets_plain_letters(finished):
+    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    console = Console(file=file, width=80)
+    (run,) = read_runs([finished])
+    for part in more_about(run, console):
+        console.print(part)
+    file.seek(0)
+    shown = file.read()
+    assert any(sign in shown for sign in LETTERS)
+
+
+# ---- figures for a paper ---------------------------------------------------------------------------------------------
+
+STARTS = {"pdf": b"%PDF-1.4", "svg": b"<?xml version", "png": b"\x89PNG"}
+ALL = {"accuracy", "matrices", "forgetting", "adaptation", "alone", "helping", "traffic", "density"}
+
+
+@needs_matplotlib
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", STARTS)
+def test_figures_are_written_the_same_each_time(command, tmp_path, finished, finished_fedavg, kind):
+    stl = tmp_path / "stl"
+    assert command("run", finished / "plan.toml", "method=stl", "--out", stl, "--workers", "1").code == 0
+    for name in ("one", "two"):
+        folders = (finished, finished_fedavg, stl)
+        done = command("figures", *folders, "--format", kind, "--out", tmp_path / name, cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert {Path(line).name for line in done.out.split()} == {f"{each}.{kind}" for each in ALL}
+    one = contents(tmp_path / "one")
+    assert one == contents(tmp_path / "two")
+    assert all(blob.startswith(STARTS[kind]) for blob in one.values())
+
+
+@needs_matplotlib
+def test_the_lines_are_those_of_the_page(finished, finished_fedavg):
+    from weft.report.papers import accuracy
+
+    groups = group(read_runs([finished, finished_fedavg]))
+    figure = accuracy(groups)
+    assert figure is not None
+    ends = [line.get_ydata()[-1] for line in figure.axes[0].get_lines()]
+    assert ends == pytest.approx([100 * summary_of(folder)["accuracy"] for folder in (finished, finished_fedavg)])
+
+
+@needs_matplotlib
+def test_mistakes_with_figures_are_one_line(command, finished, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert_one_line(command("figures", finished, "--out", tmp_path / "file"), "cannot be written", "--out")
+    assert_one_line(command("figures", finished, "--format", "gif"), "'gif' is not one of 'pdf', 'svg', 'png'")
+
+
+# ---- TensorBoard -----------------------------------------------------------------------------------------------------
+
+
+def events_of(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Read again by the package itself."""
+    from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
+
+    found: dict[str, list[tuple[int, float]]] = {}
+    for file in folder.iterdir():
+        for event in LegacyEventFileLoader(str(file)).Load():
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append((event.step, value.simple_value))
+    return found
+
+
+def last(points: Sequence[tuple[int, float]]) -> float:
+    return max(points)[1]
+
+
+@needs_tensorboard
+def test_tensorboard_reads_what_the_folder_holds(command, finished, tmp_path):
+    done = command("tensorboard", finished, "--out", tmp_path / "logs", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out == f"{tmp_path / 'logs' / 'run'}\n"
+    found = events_of(tmp_path / "logs" / "run")
+    summary = summary_of(finished)
+    assert last(found["after a task/accuracy"]) == pytest.approx(summary["accuracy"])
+    assert last(found["after a task/forgetting"]) == pytest.approx(summary["forgetting"])
+    answers = [json.loads(line) for line in (finished / "journal.jsonl").read_text().splitlines()]
+    wanted = [each["valid_accuracy"] for each in answers if each["event"] == "answer" and each["client"] == 2]
+    assert [value for _, value in found["valid_accuracy/client 2"]] == pytest.approx(wanted)
+    assert [step for step, _ in found["valid_accuracy/client 2"]] == list(range(len(wanted)))
+    for direction, way in (("c2s", "up"), ("s2c", "down")):
+        total = sum(int(row[5]) for row in read_rows(finished, "ledger.csv") if row[0] == direction)
+        assert sum(value for _, value in found[f"bytes/{way}"]) == pytest.approx(total, rel=1e-6)
+
+
+@needs_tensorboard
+def test_events_are_not_added_twice(command, finished, tmp_path):
+    assert command("tensorboard", finished, "--out", tmp_path / "logs").code == 0
+    assert_one_line(command("tensorboard", finished, "--out", tmp_path / "logs"), "is not empty", "--out")
+
+
+def test_without_an_extra_there_is_one_line_that_says_how(finished, tmp_path):
+    import subprocess
+    import sys
+
+    for word, package in (("figures", "matplotlib"), ("tensorboard", "tensorboard")):
+        program = f"import sys; sys.modules[{package!r}] = None; from weft.cli import main; main()"
+        argv = [sys.executable, "-c", program, word, str(finished), "--out", str(tmp_path / word)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"weft: weft {word} needs")
+        assert f"pip install 'weft[{word}]'" in done.stderr
+        assert done.stderr.count("\n") == 1
