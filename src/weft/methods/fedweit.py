@@ -114,6 +114,7 @@ class FedWeIT(APD):
         "the mean of the rows sent; a sample of A's once a task",
     )
     talks: ClassVar[bool] = True
+    precision: ClassVar[Literal["float32", "half", "int8"]] = "int8"  # docs/experiments.md has what it costs
     verified: ClassVar[str] = "tests/test_golden.py, against examples/fedweit_in_one_file.py"
     alone: ClassVar[str] = "it has a server half and a way to learn of its own; take fedavg+apd or fedprox+apd"
     options: Options
