@@ -46,6 +46,7 @@ TINY: dict[str, Any] = {
     "batch_size": 10,
     "learning_rate": 3e-3,
     "device": "cpu",
+    "precision": "float32",  # nothing is rounded on the way, so that digits and equalities hold
 }
 
 

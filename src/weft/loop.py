@@ -89,6 +89,7 @@ class Federation:
         schedule, progress = self.schedule, self.progress
         for round_index in range(progress.round, schedule.rounds):  # lines 2 and 4; line 3 is the method's, at `first`
             asked = schedule.visits(round_index, progress.begun, progress.met)  # line 5
+            self.make_up(asked)
             replies = self.exchange(self.reachable(asked), self.plan.quorum)  # lines 6 to 8, and 11
             replies = robust(replies, self.inspector.merged, self.plan.aggregation)
             self.method.aggregate(self.server, replies)  # line 9
@@ -148,8 +149,17 @@ class Federation:
             if for_good:
                 del self.progress.out[request_id]
 
+    def make_up(self, asked: list[Visit]) -> None:
+        """Tests after tasks that were over before a client was first asked: until then it costs nothing."""
+        late = [visit for visit in asked if str(visit.client) not in self.progress.begun]
+        for step in range(max((visit.step for visit in late), default=0)):
+            places = [(v.client, Place(step, 0, self.schedule.lengths[v.client][step])) for v in late if step < v.step]
+            visits = (self.closing(client, place, CLOSING_ATTEMPTS) for client, place in places)
+            self.exchange([visit for visit in visits if visit is not None])
+
     def close_tasks(self, ending: list[tuple[int, Place]]) -> None:
-        """The rest of line 11 and tests, for those whose task is over."""
+        """The rest of line 11 and tests, for those whose task is over and who have been asked for anything yet."""
+        ending = [(client, place) for client, place in ending if str(client) in self.progress.begun]
         for attempt in range(CLOSING_ATTEMPTS + 1):
             visits = [self.closing(client, place, attempt) for client, place in ending]
             if asked := [visit for visit in visits if visit is not None]:
