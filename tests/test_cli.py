@@ -31,6 +31,7 @@ from weft.plan import ready_plans
 pytest_plugins = ["cli_helpers"]
 
 COMMANDS = {
+    "bench": ["--quick", "--json", "--out", "--peers", "--check"],
     "report": ["DIR...", "--out"],
     "watch": ["DIR", "--port"],
     "figures": ["DIR...", "--format", "--out"],

@@ -67,6 +67,7 @@ MLP = {
     "learning_rate": 1e-3,
     "patience": 100,  # the example's rate does not fall
     "seed": 14,
+    "precision": "float32",  # the example rounds nothing
 }
 LENET = {key: value for key, value in MLP.items() if not key.startswith("network.")} | {
     "scenario.train": 12,

@@ -340,6 +340,11 @@ def test_tasks_of_fedavg_do():
 PLAIN = {"without": "m,a,l1,l2", "keep": 1, "biases": "private", "average": "equal"}
 
 
+def start_of_a(finished):
+    """What A is counted from."""
+    return finished.world.lesson(0, 0).initial()[: finished.layout.weights] * (1 / 3)
+
+
 def weit(**changed):
     """A FedWeIT run: options by their names, plan keys by theirs."""
     options = {f"method__{key}" if key in Options.model_fields else key: value for key, value in changed.items()}
@@ -415,8 +420,7 @@ def test_without_m_every_row_is_sent_as_it_is():
         if key[-1] == "base":
             assert value.kept.all(), key
     theta, state = finished.theta(0, 0), finished.clients[0]
-    start = finished.world.lesson(0, 0).initial()[: finished.layout.weights] / 3
-    wanted = state.tensor("base") + start + dense(state.archive["adaptive/0"])
+    wanted = state.tensor("base") + start_of_a(finished) + dense(state.archive["adaptive/0"])
     assert torch.equal(theta[: finished.layout.weights], wanted)
 
 
@@ -430,8 +434,10 @@ def learned_bits(finished):
 )
 def test_without_l1_nothing_is_shrunk(sparsify, past):
     """lambda_1 means nothing any more, to A, to m, or to past A; and no value of A is 0."""
-    first = weit(without="l1", sparsify=sparsify, past=past)
-    second = weit(without="l1", sparsify=sparsify, past=past, lambda_sparsity=3.0, lambda_mask=1.0)
+    first, second = (
+        weit(without="l1", sparsify=sparsify, past=past, adaptive_origin="zero", **words)  # where all of A is learned
+        for words in ({}, {"lambda_sparsity": 3.0, "lambda_mask": 1.0})
+    )
     assert differences(learned_bits(first), learned_bits(second)) == []
     assert first.clients[0].tensor("adaptive").count_nonzero() == first.layout.weights
 
@@ -446,7 +452,7 @@ def test_with_l1_values_of_a_are_zero():
 
 
 def test_adaptive_keep_is_the_largest_share_of_a():
-    finished = weit(adaptive_keep=0.25)
+    finished = weit(adaptive_keep=0.25, adaptive_rank="size")
     given = finished.parts("c2s")[0, 1, 1, "adaptive"]
     learned, kept = finished.clients[0].tensor("adaptive"), given.dense() != 0
     assert 0.24 * finished.layout.weights < given.nonzeros <= 0.25 * finished.layout.weights
@@ -636,7 +642,8 @@ def test_theta_is_eq_1():
     state, layout = finished.clients[1], finished.layout
     for step in range(3):
         mask = dense(state.archive[f"mask/{step}"])
-        wanted = state.tensor("base") * spread(layout, mask) + dense(state.archive[f"adaptive/{step}"])
+        wanted = state.tensor("base") * spread(layout, mask) + start_of_a(finished)
+        wanted = wanted + dense(state.archive[f"adaptive/{step}"])
         keys = state.numbers[f"foreign/{step}"]
         assert len(keys) == 2 * step
         for place, key in enumerate(keys):
@@ -663,12 +670,18 @@ def test_masks_that_are_not_trained_stay_where_they_started():
     assert (weit(mask_start=0.25).clients[0].tensor("mask") != 0.25).sum() > 12  # of 24; a unit may be dead
 
 
-def test_a_starts_at_a_share_of_the_initial_weights():
-    running = Run(tiny(method="fedweit", method__adaptive_start=0.25))
+@pytest.mark.parametrize("origin", ["start", "zero"])
+def test_a_starts_at_a_share_of_the_initial_weights(origin):
+    running = Run(tiny(method="fedweit", method__adaptive_start=0.25, method__adaptive_origin=origin))
     state, lesson = State(), running.world.lesson(0, 0)
     running.method.join(state, lesson)
     running.method.begin(state, lesson)
-    torch.testing.assert_close(state.tensor("adaptive"), state.tensor("base") * 0.25)
+    share = 0.25 if origin == "zero" else 0.0  # A is counted from its start, and is none
+    torch.testing.assert_close(state.tensor("adaptive"), state.tensor("base") * share)
+    work = running.method.open(state, lesson)
+    running.method.compose(work)
+    theta = lesson.network.vector[: lesson.layout.weights]
+    torch.testing.assert_close(theta, state.tensor("base") * 0.75)  # a half of B, and a quarter
 
 
 @pytest.mark.parametrize("name", ["fedweit", "apd"])
@@ -703,7 +716,7 @@ def test_the_gradients_of_a_step_are_those_of_eq_2(name, mask, past):
     wanted |= {"attention"} if name == "fedweit" else set()
     assert set(v) == set(found) == wanted
     m = v["mask"].sigmoid() if mask == "sigmoid" else v["mask"]
-    theta = v["base"] * spread(layout, m) + v["adaptive"]
+    theta = v["base"] * spread(layout, m) + start_of_a(running) + v["adaptive"]
     for place, key in enumerate(state.numbers.get("foreign", [])):
         alpha = v["attention"].view(2, 2)
         by_weight = torch.cat([alpha[i, place].expand(x.rows * x.width) for i, x in enumerate(layout.layers)])

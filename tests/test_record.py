@@ -165,7 +165,7 @@ def test_the_ledger_sums_up_to_the_traffic(any_run):
     if summary["method"] == "stl":
         assert sums["c2s"]["bytes"] == sums["s2c"]["bytes"] == 0
     else:
-        assert sums["c2s"]["bytes"] > 4 * sums["c2s"]["nonzeros"] > 0
+        assert sums["c2s"]["bytes"] > sums["c2s"]["nonzeros"] > 0  # at least a byte for each value
 
 
 def test_the_ledger_names_every_message_once(finished):

@@ -22,7 +22,7 @@ POINTS: dict[str, tuple[str, ...]] = {
         "weft.client:encode",
         "weft.client:decode",
         "weft.loop:encode",
-        "weft.loop:decode",
+        "weft.checks:decode",
         "weft.ledger:weigh",
     ),
     # also a round's copy from the state into fast memory and back (open, close), though it happens within training

@@ -20,7 +20,7 @@ from weft.metrics import Matrix
 from weft.record import accuracy_matrices, check_layout, load_summary, read_rows
 from weft.report.states import Attention, Density, Layer, StateReader
 
-DAILY = ("answer",)  # events of every round; all others are told one by one
+DAILY = ("answer", "tested")  # events of every round or task; all others are told one by one
 TRIES = 3  # a run that goes on may replace its checkpoint while it is being read
 
 
@@ -204,6 +204,8 @@ def read_journal(folder: Path, notes: list[str]) -> tuple[tuple[Round, ...], tup
             if event not in DAILY:
                 events.append(Event(at, event, facts))
                 resumed = resumed or event == "resumed"
+                continue
+            if event == "tested":  # what it says stands in accuracy.csv
                 continue
             step, place = int(facts["step"]), int(facts["round"])
             if resumed:
