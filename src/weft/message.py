@@ -97,9 +97,13 @@ def encode(message: Message, precision: Precision = "float32") -> bytes:
     for name in sorted(message.tensors):
         if fault := name_fault(name):
             raise ValueError(f"tensor {name!r} needs another name: {fault}")
-        description, index, values = _shape_out(name, message.tensors[name])
+        payload = message.tensors[name]
+        description, index, values = _shape_out(name, payload)
         descriptions.append({"name": name, **description})
-        chunks += [*index, *values_out(name, values, precision)]
+        written = payload.written if isinstance(payload, Rows) else {}
+        if precision not in written:
+            written[precision] = values_out(name, values, precision)
+        chunks += [*index, *written[precision]]
     header = _header_out(message, precision, descriptions)
     prefix = PREFIX.pack(MAGIC, VERSION, len(header), sum(chunk.nbytes for chunk in chunks))
     checksum = zlib.crc32(header, zlib.crc32(prefix))

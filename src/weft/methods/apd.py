@@ -11,6 +11,7 @@ FedWeIT paper's use of it.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -18,7 +19,7 @@ from pydantic import BeforeValidator, Field
 
 from weft.lazy import lazy
 from weft.methods import base
-from weft.methods.base import Lesson, Method, Size, Work
+from weft.methods.base import Lesson, Method, Size, Work, initial_body
 from weft.methods.formulas import (
     Foreign,
     add_masked,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import torch
 
     from weft import tensors
-    from weft.networks.flat import Layout
+    from weft.networks.flat import Layout, Network
     from weft.state import State
 else:
     torch = lazy("torch")
@@ -106,7 +107,7 @@ class APD(Method):
         mask = options.mask_start + options.mask_spread * torch.from_numpy(rng.standard_normal(layout.rows))
         client.tensors["mask"] = mask.float().clone()
         start = self._start(lesson)
-        client.tensors["adaptive"] = start if options.adaptive_origin == "zero" else torch.zeros_like(start)
+        client.tensors["adaptive"] = start.clone() if options.adaptive_origin == "zero" else torch.zeros_like(start)
         if lesson.step > 0:
             client.tensors["reference"] = client.tensor("base").clone()  # B(t-1)
         if options.past != "frozen":
@@ -228,7 +229,8 @@ class APD(Method):
             if name.startswith("adaptive/"):
                 client.archive[name] = tensors.Sparse.of(self._pruned(value).cpu())
             else:
-                client.tensors[name] = value.detach().cpu().clone()
+                # copied only if it lies in the network, which serves others next; the rest is this round's own
+                client.tensors[name] = value.detach().clone().cpu() if name == "private" else value.detach().cpu()
         if self.options.past == "closed" and work.reference is not None and "a" not in self.options.without:
             change = work.variables["base"] - work.reference
             threshold = 0.0 if "l1" in self.options.without else self.options.lambda_sparsity / (2 * self._lambda_drift)
@@ -293,7 +295,7 @@ class APD(Method):
 
     def _start(self, lesson: Lesson) -> torch.Tensor:
         share = 0.0 if "a" in self.options.without else self.options.adaptive_start
-        return lesson.initial()[: lesson.layout.weights] * share
+        return start_of_adaptive(lesson.network, lesson.plan.seed, share)
 
     def _origin(self, lesson: Lesson) -> torch.Tensor | None:
         """What A is counted from, where that is not 0."""
@@ -330,6 +332,12 @@ class APD(Method):
     @staticmethod
     def _archived(client: State, key: str) -> torch.Tensor:
         return tensors.dense(client.archive[key])
+
+
+@functools.lru_cache(maxsize=2)
+def start_of_adaptive(network: Network, seed: int, share: float) -> torch.Tensor:
+    """Where A starts, the same for every task and client; computed once, so whoever wants to change it copies it."""
+    return initial_body(network, seed)[: network.layout.weights] * share
 
 
 def learned_before(client: State, lesson: Lesson) -> list[int]:
