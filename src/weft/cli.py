@@ -165,7 +165,7 @@ def show_command(
 
     Of a scenario: what each client learns in which order. weft show glyphs clients=3 --picture glyphs.png
     """
-    if not folder.is_dir() and str(folder) in (*scenarios.SCENARIOS, *ready_plans()):
+    if not folder.is_dir() and (scenarios.is_known(str(folder)) or str(folder) in ready_plans()):
         _show_scenario(str(folder), words or [], picture, as_json)
         return
     if words or picture:

@@ -11,6 +11,7 @@ from rich import box
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from weft.metrics import Spread, spread
 from weft.named import short
@@ -234,7 +235,8 @@ def scenario(contents: Mapping[str, Any]) -> Group:
     lines.append(" images, all together: " + ", ".join(f"{count:,} {part}" for part, count in total.items()))
     if len(sequences) > shown:
         lines.append(f" the first {shown} clients are shown; --json has all of them")
-    return Group(table, *lines)
+    told = [Text(f" note: {line}") for line in contents.get("warnings", ())]
+    return Group(table, *lines, *told)
 
 
 def listing(entries: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
