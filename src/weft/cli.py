@@ -27,7 +27,7 @@ from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
-from weft.record import accuracy_matrices, read_plan, read_rows, read_summary
+from weft.record import accuracy_matrices, read_measures, read_plan, read_rows, read_summary
 from weft.repro.loop import Request, reproduce
 from weft.repro.outcome import outcome_of
 from weft.repro.screens import TableBars
@@ -185,6 +185,8 @@ def show_command(
         out.print(screens.comparison([summary]))
     for client, rows in accuracy_matrices(folder).items():
         out.print(screens.matrix(client, rows))
+    if measures := read_measures(folder):
+        out.print(screens.measures(measures))
     out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "part")))
     for part in cli_report.more_about(folder, out):
         out.print(part)

@@ -13,7 +13,7 @@ from weft.data.sources import SOURCES
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
-from weft.record import Record, accuracy_matrices, read_images, read_plan, read_summary
+from weft.record import Record, accuracy_matrices, read_images, read_measures, read_plan, read_summary
 from weft.result import Result
 from weft.scenarios import Scenario
 
@@ -150,6 +150,7 @@ def summarise(record: Record, session: Session) -> dict[str, Any]:
     """The result of a run: what was run, the measures, what was sent and what is kept. No path, host or date."""
     plan, progress, ledger = record.plan, session.progress, session.federation.ledger
     matrices = accuracy_matrices(record.folder)
+    measures = metrics.by_name(read_measures(record.folder))
     densities = [density for of_client in progress.densities.values() for density in of_client]
     return {
         "plan": plan.name,
@@ -165,6 +166,7 @@ def summarise(record: Record, session: Session) -> dict[str, Any]:
         "validation_accuracy": fmean(progress.validation.values()) if progress.validation else None,
         "forgetting": metrics.over_clients(metrics.forgetting, matrices.values()),
         "backward_transfer": metrics.over_clients(metrics.backward_transfer, matrices.values()),
+        **({"metrics": measures} if plan.metrics is not None else {}),
         "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices.values()],
         "adaptive_density": fmean(densities) if densities else None,
         "incidents": sum(progress.incidents.values()),

@@ -46,9 +46,12 @@ class Options(BaseModel):
 def count(options: Mapping[str, object]) -> dict[str, int]:
     """How many clients and tasks the folder has, for a plan that does not say."""
     try:
-        rows = own.find(_place(Options.model_validate(options)))
+        chosen = Options.model_validate(options)
     except ValidationError:  # told when the plan is checked
         return {}
+    if not chosen.path:  # a plan for anybody's folder
+        return {}
+    rows = own.find(_place(chosen))
     tasks = {(row.client, row.task) for row in rows}
     clients = {client for client, _ in tasks}
     return {"clients": len(clients), "tasks": max(sum(one == client for one, _ in tasks) for client in clients)}
