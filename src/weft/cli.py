@@ -22,7 +22,7 @@ import typer.core
 from rich.console import Console
 from rich.padding import Padding
 
-from weft import cli_bench, cli_data, cli_report, listing, repro, scenarios, screens
+from weft import cli_bench, cli_data, cli_export, cli_report, listing, repro, scenarios, screens
 from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
@@ -49,6 +49,7 @@ app = typer.Typer(
 app.add_typer(cli_data.app, name="data")
 app.command("bench")(cli_bench.bench_command)
 cli_report.add_to(app)
+cli_export.add_to(app)
 out = Console()
 notes = Console(stderr=True)
 
