@@ -1,7 +1,7 @@
 """Losses of your own: several labels at once, and a number instead of a class. Each with a scenario to try it on.
 
     weft run demo scenario=examples/own_loss.py:colours loss=examples/own_loss.py:SeveralLabels
-    weft run demo scenario=examples/own_loss.py:brightness loss=examples/own_loss.py:Number
+    weft run demo scenario=examples/own_loss.py:lengths loss=examples/own_loss.py:Number
 
 A loss has three parts: what is minimised, how right an answer is (reported as accuracy), and what a person reads.
 """
@@ -59,17 +59,14 @@ def colours(clients: int, tasks: int, seed: int) -> Scenario:
     return Scenario("colours", tuple(tuple(task(client, step) for step in range(tasks)) for client in range(clients)))
 
 
-def brightness(clients: int, tasks: int, seed: int) -> Scenario:
-    """How bright is it, from 0 to 1?"""
+def lengths(clients: int, tasks: int, seed: int) -> Scenario:
+    """How long is the bar, from 0 to 1?"""
 
     def task(client: int, step: int) -> Task:
-        rng = generator(seed, "brightness", client, step)
-        bright = rng.random(120, dtype=np.float32)
-        noise = rng.normal(0, 0.05, (120, 32, 32))
-        return from_arrays(
-            f"brightness-{step}", (bright[:, None, None] + noise).clip(0, 1), bright, classes=["brightness"]
-        )
+        rng = generator(seed, "lengths", client, step)
+        length = rng.random(200, dtype=np.float32)
+        bars = np.arange(32) < 32 * length[:, None, None]  # (images, 1, columns)
+        images = (0.8 * bars + rng.normal(0.1, 0.02, (200, 32, 32))).clip(0, 1)
+        return from_arrays(f"lengths-{step}", images, length, classes=["length"])
 
-    return Scenario(
-        "brightness", tuple(tuple(task(client, step) for step in range(tasks)) for client in range(clients))
-    )
+    return Scenario("lengths", tuple(tuple(task(client, step) for step in range(tasks)) for client in range(clients)))
