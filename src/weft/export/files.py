@@ -41,6 +41,8 @@ def write(taken: Taken, path: Path, kind: Format) -> float:
 
     The file is there whole and checked, or not at all.
     """
+    if not path.parent.is_dir():
+        raise Problem(f"{path} cannot be written: there is no folder {path.parent}; choose another --out")
     partial = path.with_name(f".{path.name}.part.{kind}")
     try:
         WRITE[kind](taken.model, taken.facts, partial)
@@ -69,7 +71,11 @@ def _write_pt2(model: Plain, facts: Facts, path: Path) -> None:
     import torch
 
     with _quiet():
-        torch.export.save(_program(model, facts), path, extra_files={"weft.json": json.dumps(_without_code(facts))})
+        program, told_along = _program(model, facts)
+        try:
+            torch.export.save(program, path, extra_files={"weft.json": json.dumps(told_along)})
+        except RuntimeError as error:  # so torch tells of a full disk
+            raise OSError(told(error)) from None
 
 
 def _write_onnx(model: Plain, facts: Facts, path: Path) -> None:
@@ -81,26 +87,33 @@ def _write_onnx(model: Plain, facts: Facts, path: Path) -> None:
     import torch
 
     with _quiet():
+        program, told_along = _program(model, facts)
         names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits", facts["answers"]]}
         try:
-            found = torch.onnx.export(_program(model, facts), dynamo=True, verbose=False, **names)
-        except Problem:
-            raise
+            found = torch.onnx.export(program, dynamo=True, verbose=False, **names)
         except Exception as error:
             raise Problem(f"the network {facts['network']} cannot be written as ONNX: {told(error)}") from error
         assert found is not None
-        found.model.metadata_props["weft"] = json.dumps(_without_code(facts))
+        found.model.metadata_props["weft"] = json.dumps(told_along)
         found.save(str(path))
 
 
-def _program(model: Plain, facts: Facts) -> Any:
+def _program(model: Plain, facts: Facts) -> tuple[Any, Facts]:
+    """The model as torch traces it, for any number of images at once; for one, if its code counts them (`len(x)`)."""
     import torch
 
-    example = torch.zeros((2, *facts["image"]), dtype=torch.uint8)
-    try:
-        return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},), strict=False)
-    except Exception as error:
-        raise Problem(f"the network {facts['network']} cannot be exported by torch: {told(error)}") from error
+    dynamic: tuple[Any, ...] = ({0: torch.export.Dim("batch")},)
+    problem = None
+    for batch, shapes in (("any", dynamic), (1, None)):
+        example = torch.zeros((2 if batch == "any" else 1, *facts["image"]), dtype=torch.uint8)
+        try:
+            program = torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False)
+        except Exception as error:
+            problem = error
+            continue
+        return program, {**_without_code(facts), "batch": batch}
+    assert problem is not None
+    raise Problem(f"the network {facts['network']} cannot be exported by torch: {told(problem)}") from problem
 
 
 def _without_code(facts: Facts) -> Facts:
@@ -139,11 +152,20 @@ def open_model(path: Path, kind: str | None = None) -> tuple[Run, Facts]:
     if not path.is_file():
         raise Problem(f"there is no file {path}; weft export makes one")
     try:
-        return OPEN[kind](path)
+        run, facts = OPEN[kind](path)
+        return (_one_by_one(run) if facts.get("batch") == 1 else run), facts
     except Problem:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, struct.error, zipfile.BadZipFile) as error:
         raise Problem(f"{path} is no model that weft export wrote: {told(error)}") from None
+
+
+def _one_by_one(run: Run) -> Run:
+    def each(images: Images) -> Answers:
+        found = [run(images[place : place + 1]) for place in range(len(images))]
+        return np.concatenate([logits for logits, _ in found]), np.concatenate([answer for _, answer in found])
+
+    return each
 
 
 def _open_safetensors(path: Path) -> tuple[Run, Facts]:
