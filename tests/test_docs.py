@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from own_images import write_folder, write_table
 
 from weft.methods import METHODS, class_of
@@ -70,7 +69,7 @@ def _matching(word: str, folder: Path) -> list[str]:
 def _run_commands(page: Path, tmp_path: Path) -> None:
     (tmp_path / "demo").write_text(TINY)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    write_folder(tmp_path / "photos")
+    write_folder(tmp_path / "photos", images=12)
     write_table(tmp_path)
     for words in commands(page):
         if words[0] == "make":

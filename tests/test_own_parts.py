@@ -138,6 +138,16 @@ def test_what_is_no_scenario_is_refused(name, options, said):
         )
 
 
+def test_options_of_the_plans_own_scenario_are_none_of_another():
+    plan = weft.Plan.merge(
+        {"scenario.train": 20, "network": "mlp", "network.hidden": 5}, ["scenario=test_own_parts:two"]
+    )
+    assert plan.scenario_options == {"wrong": False}
+    assert plan.network_options["hidden"] == 5
+    with pytest.raises(Problem, match="unknown key scenario.train"):
+        weft.Plan.merge({}, ["scenario=test_own_parts:two", "scenario.train=20"])
+
+
 # ---- losses and metrics ----------------------------------------------------------------------------------------------
 
 

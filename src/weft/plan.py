@@ -211,6 +211,9 @@ class Plan(BaseModel):
         own = base.get("method", cls.model_fields["method"].default)
         if methods.parts_of(methods.canonical(chosen)) != methods.parts_of(methods.canonical(str(own))):
             base.pop("method_options", None)  # options of the plan's own method mean nothing to another one
+        for part in ("network", "scenario"):
+            if part in top and top[part] != base.get(part, cls.model_fields[part].default):
+                base.pop(f"{part}_options", None)
         # sections of a combination's parts, then its own; a preset goes below all of them, in __init__
         plain = methods.canonical(chosen).partition("@")[0]
         own_sections = [sections[part] for part in methods.parts_of(plain) if part in sections and part != plain]
