@@ -144,7 +144,7 @@ def test_options_of_the_plans_own_scenario_are_none_of_another():
     )
     assert plan.scenario_options == {"wrong": False}
     assert plan.network_options["hidden"] == 5
-    with pytest.raises(Problem, match="unknown key scenario.train"):
+    with pytest.raises(Problem, match=r"unknown key scenario\.train"):
         weft.Plan.merge({}, ["scenario=test_own_parts:two", "scenario.train=20"])
 
 
