@@ -31,7 +31,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-to-test: $(VENV)/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
-		pytest pytest-xdist hypothesis pandas scipy matplotlib tensorboard selenium ruff mypy
+		pytest pytest-xdist hypothesis pandas scipy matplotlib tensorboard selenium onnx onnxscript onnxruntime ruff mypy
 	@command -v chromedriver > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null; } \
 		|| echo "no Chromium here (Debian: apt-get install chromium chromium-driver): the pages are not tested in a browser" >&2

@@ -36,6 +36,8 @@ COMMANDS = {
     "watch": ["DIR", "--port"],
     "figures": ["DIR...", "--format", "--out"],
     "tensorboard": ["DIR...", "--out"],
+    "export": ["DIR", "--client", "--task", "--format", "--out", "--data-dir"],
+    "predict": ["FILE", "IMAGE...", "--json"],
     "demo": ["--seed", "--workers"],
     "run": ["PLAN", "KEY=VALUE", "--out", "--workers", "--seeds", "--memory", "--save-every", "--data-dir"],
     "resume": ["DIR", "--workers", "--memory", "--save-every", "--data-dir"],

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from own_images import write_folder, write_table
 
 from weft.methods import METHODS, class_of
 from weft.networks import NETWORKS
@@ -47,6 +48,7 @@ tiny = {"network": "mlp", "batch_size": 10, "scenario.train": 20, "scenario.vali
 whole.QUICK = whole.WHOLE = whole.Amounts(2, 2, 1, 3, 1, [5, 1000], 2, 0.0, [10], [10, 20], 1, tiny)
 cli.main()
 """
+OF_OWN_IMAGES = ("bring-your-own.md", "take-home.md")  # whose packs are for the test alone
 SMALLER = {"repro": ["-c", TINY_TABLES], "bench": ["-c", TINY_BENCH]}  # commands that take no plan's name
 
 
@@ -64,11 +66,11 @@ def _matching(word: str, folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
+def _run_commands(page: Path, tmp_path: Path) -> None:
     (tmp_path / "demo").write_text(TINY)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    write_folder(tmp_path / "photos", images=12)
+    write_table(tmp_path)
     for words in commands(page):
         if words[0] == "make":
             assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE), words
@@ -86,7 +88,18 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_program_of_a_page_works(page: Path, tmp_path: Path) -> None:
+def test_every_command_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.name in OF_OWN_IMAGES:
+        monkeypatch.setenv("WEFT_DATA", str(tmp_path / "cache"))
+    _run_commands(page, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_program_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.name == "take-home.md":  # its programs read what its commands write
+        monkeypatch.setenv("WEFT_DATA", str(tmp_path / "cache"))
+        _run_commands(page, tmp_path)
     for place, program in enumerate(blocks(page, "python")):
         (tmp_path / f"program{place}.py").write_text(program)
         done = subprocess.run(

@@ -80,6 +80,7 @@ METHOD_FILES = [name for name in under("weft.methods") if name not in ("weft.met
 # from what starts a run down to the weights; data that all of them share (plan, message, ...) is not here
 CHAIN = [
     ["weft.cli"],
+    ["weft.export"],
     ["weft.bench"],
     ["weft.repro"],
     ["weft.running"],
@@ -140,13 +141,14 @@ def test_an_engine_knows_no_learning(module):
 @pytest.mark.parametrize("module", under("weft.networks"))
 def test_a_network_knows_no_method(module):
     allowed = ("weft.networks", "weft.errors", "weft.randomness", "weft.lazy", "weft.tensors", "weft.scenarios")
-    allowed += ("weft.named", "weft.batches")
+    allowed += ("weft.named", "weft.batches", "weft.signature")
     assert named(of(module), "weft") == named(of(module), *allowed)
 
 
 @pytest.mark.parametrize("module", under("weft.scenarios"))
 def test_a_scenario_is_pure_data(module):
     allowed = ("weft.scenarios", "weft.errors", "weft.randomness", "weft.lazy", "weft.data")
+    allowed += ("weft.named", "weft.signature")
     assert named(of(module), "weft") == named(of(module), *allowed)
     assert not named(of(module), "torch")
 
@@ -330,7 +332,7 @@ def test_an_example_stands_alone():
 def test_only_known_packages_are_used():
     """What pyproject names, and the standard library; anything else would fail on a fresh machine."""
     allowed = {"weft", "torch", "numpy", "safetensors", "pydantic", "typer", "click", "rich", "filelock", "pandas"}
-    allowed |= {"pooch", "requests", "PIL", "scipy", "matplotlib", "tensorboard"}
+    allowed |= {"pooch", "requests", "PIL", "scipy", "matplotlib", "tensorboard", "onnxruntime", "onnxscript"}
     used = {one.split(".")[0] for module in MODULES for one in of(module)}
     assert used - set(sys.stdlib_module_names) <= allowed
 

@@ -137,12 +137,25 @@ def _are_shares(value: Any, most: int) -> bool:
     return isinstance(value, list) and len(value) <= most and all(map(_is_share, value))
 
 
+def _are_metrics(value: Any, tasks: int) -> bool:
+    """For each task some named lists of numbers; a number may be missing."""
+    if not isinstance(value, list) or len(value) != tasks or not all(isinstance(each, dict) for each in value):
+        return False
+    lists = [values for each in value for values in each.values()]
+    return all(isinstance(values, list) and all(map(_is_number_or_none, values)) for values in lists)
+
+
+def _is_number_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
 _NUMBERS: dict[str, Callable[[Any, Visit], bool]] = {
     "examples": lambda value, _: _is_count(value, 1, EXAMPLES),
     "images": lambda value, _: _is_count(value),
     "stopped": lambda value, _: type(value) is bool,
     "task_valid_accuracy": lambda value, _: value is None or _is_share(value),
     "accuracy": lambda value, visit: _are_shares(value, visit.step + 1) and len(value) == visit.step + 1,
+    "metrics": lambda value, visit: _are_metrics(value, visit.step + 1),
     "density": lambda value, visit: _are_shares(value, visit.step + 1),
     "size": lambda value, _: (
         isinstance(value, dict) and value.keys() == {"bytes", "paper_bytes"} and all(map(_is_count, value.values()))

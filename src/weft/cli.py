@@ -22,12 +22,12 @@ import typer.core
 from rich.console import Console
 from rich.padding import Padding
 
-from weft import cli_bench, cli_data, cli_report, listing, repro, scenarios, screens
+from weft import cli_bench, cli_data, cli_export, cli_report, listing, repro, scenarios, screens
 from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
-from weft.record import accuracy_matrices, read_plan, read_rows, read_summary
+from weft.record import accuracy_matrices, read_measures, read_plan, read_rows, read_summary
 from weft.repro.loop import Request, reproduce
 from weft.repro.outcome import outcome_of
 from weft.repro.screens import TableBars
@@ -49,6 +49,7 @@ app = typer.Typer(
 app.add_typer(cli_data.app, name="data")
 app.command("bench")(cli_bench.bench_command)
 cli_report.add_to(app)
+cli_export.add_to(app)
 out = Console()
 notes = Console(stderr=True)
 
@@ -165,7 +166,7 @@ def show_command(
 
     Of a scenario: what each client learns in which order. weft show glyphs clients=3 --picture glyphs.png
     """
-    if not folder.is_dir() and str(folder) in (*scenarios.SCENARIOS, *ready_plans()):
+    if not folder.is_dir() and (scenarios.is_known(str(folder)) or str(folder) in ready_plans()):
         _show_scenario(str(folder), words or [], picture, as_json)
         return
     if words or picture:
@@ -185,6 +186,8 @@ def show_command(
         out.print(screens.comparison([summary]))
     for client, rows in accuracy_matrices(folder).items():
         out.print(screens.matrix(client, rows))
+    if measures := read_measures(folder):
+        out.print(screens.measures(measures))
     out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "part")))
     for part in cli_report.more_about(folder, out):
         out.print(part)

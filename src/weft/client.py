@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from weft import methods, networks, scenarios
+from weft import methods, networks, scenarios, scores
 from weft.batches import Batches
 from weft.errors import Problem
 from weft.message import Message, decode, encode
@@ -56,8 +56,9 @@ class World:
 
     def lesson(self, client: int, step: int) -> Lesson:
         """A lesson without data, for answering; whoever learns gets `learning`."""
-        network = networks.build(self.plan.network, self.plan.network_options, self._heads(client, step), self.device)
-        return Lesson(client, step, self.plan, network)
+        plan, heads = self.plan, self._heads(client, step)
+        network = networks.build(plan.network, plan.network_options, heads, self.device, plan.loss)
+        return Lesson(client, step, plan, network)
 
     def learning(self, client: int, step: int) -> Lesson:
         """The lesson of the task that is being learned: its images are there to see, those of other tasks are not."""
@@ -80,6 +81,10 @@ class World:
     def _load(self, client: int, step: int, part: Part) -> Batches:
         task = self.task(client, step)
         return Batches(task.load(part), task.mean, task.deviation, self.device, self._first_label(client, step))
+
+    def own_head(self, client: int, step: int) -> tuple[int, int]:
+        """Where a task's classes begin among those of all heads, and how many they are."""
+        return self._first_label(client, step), len(self.task(client, step).classes)
 
     def _first_label(self, client: int, step: int) -> int:
         """Labels count through all heads."""
@@ -140,7 +145,7 @@ def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[
     if "give" in request.ops:
         tensors |= method.give(state, lesson)
     if "test" in request.ops:
-        numbers["accuracy"] = test(world, state, request, lesson)
+        numbers |= test(world, state, request, lesson)
     return tensors, numbers
 
 
@@ -158,17 +163,27 @@ def _finish(world: World, state: State, lesson: Lesson) -> None:
         state.numbers["finished"] = lesson.step
 
 
-def test(world: World, state: State, request: Message, lesson: Lesson) -> list[float]:
-    """Accuracy of every task up to this one. With tensors along, they are tried on and not kept (`measured_model`)."""
+def test(world: World, state: State, request: Message, lesson: Lesson) -> dict[str, list[Any]]:
+    """Accuracy of every task up to this one. With tensors along, they are tried on and not kept (`measured_model`).
+
+    And other measures, if the plan wants some.
+    """
     tried = state
     if request.tensors and "train" not in request.ops:
         tried = State(dict(state.tensors), dict(state.numbers), state.archive)
         world.method.receive(tried, request, lesson)
-    found = []
+    found: dict[str, list[Any]] = {"accuracy": []}
     for step in range(lesson.step + 1):
         here = world.lesson(lesson.client, step)
         world.method.answer_for(tried, step, here)
-        found.append(here.network.measure(world.batches(lesson.client, step, "test"))[0])
+        batches = world.batches(lesson.client, step, "test")
+        found["accuracy"].append(here.network.measure(batches)[0])
+        if world.plan.metrics is not None:
+            first, classes = world.own_head(lesson.client, step)
+            answers = here.network.answers(batches)[:, first : first + classes].double().cpu().numpy()
+            labels = batches.labels.cpu().numpy() - first
+            measured = scores.measure_all(world.plan.metrics.split(","), labels, answers)
+            found.setdefault("metrics", []).append(measured)
     return found
 
 

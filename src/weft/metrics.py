@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 Matrix = Sequence[Sequence[float]]
 
@@ -60,6 +60,43 @@ def over_clients(measure: Callable[[Matrix], float | None], matrices: Iterable[M
     """
     values = [value for value in map(measure, matrices) if value is not None]
     return fmean(values) if values else None
+
+
+class Measure(Protocol):
+    """A line about one task of one client: a measure beside accuracy, of a class or of all (`label` empty)."""
+
+    @property
+    def client(self) -> int: ...
+    @property
+    def after_task(self) -> int: ...
+    @property
+    def task(self) -> int: ...
+    @property
+    def metric(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def value(self) -> float | None: ...
+
+
+Line = TypeVar("Line", bound=Measure)
+
+
+def at_the_end(lines: Iterable[Line]) -> list[Line]:
+    """Of each client what was measured after its last task."""
+    every = list(lines)
+    last = {line.client: max(other.after_task for other in every if other.client == line.client) for line in every}
+    return [line for line in every if line.after_task == last[line.client]]
+
+
+def by_name(lines: Iterable[Measure]) -> dict[str, float | None]:
+    """Each measure at the end: the mean over a client's classes and tasks, then over clients, as accuracy is."""
+    found: dict[str, dict[int, list[float]]] = {}
+    for line in at_the_end(lines):
+        values = found.setdefault(line.metric, {}).setdefault(line.client, [])
+        values += [] if line.value is None else [line.value]
+    means = {name: [fmean(own) for own in of_client.values() if own] for name, of_client in found.items()}
+    return {name: fmean(values) if values else None for name, values in means.items()}
 
 
 class Spread(NamedTuple):

@@ -6,8 +6,10 @@ somebody wrote. Nothing is pickled; whoever needs the thing imports it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
@@ -59,6 +61,21 @@ def reference(thing: Any) -> str:
     if file is None:  # a notebook or a prompt: no other process can read what was typed there
         raise Problem(f"{name} was typed in; put it into a file, which other processes can load")
     return f"{Path(file).resolve()}:{name}"
+
+
+@functools.cache
+def installed(group: str) -> dict[str, str]:
+    """What installed packages offer: the names of an entry point group such as weft.methods, each with its reference.
+
+    >>> installed("weft.nothing")
+    {}
+    """
+    return {point.name: point.value for point in importlib.metadata.entry_points(group=group)}
+
+
+def spelled_out(name: str, group: str) -> str:
+    """The reference of an entry point, by which any process finds it; any other name as it is."""
+    return installed(group).get(name, name)
 
 
 def told(error: BaseException) -> str:

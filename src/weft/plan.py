@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from weft import methods, named, networks, scenarios
+from weft import methods, named, networks, scenarios, scores
 from weft.clock import Options as Clock
 from weft.errors import Problem, nearest
 from weft.faults import Options as Faults
@@ -74,6 +74,8 @@ class Plan(BaseModel):
     norm_bound: float = Field(100.0, gt=0)  # a tensor of a larger norm, in initial bodies, is refused
     clock: Clock = Field(default_factory=lambda: Clock.model_validate({}))
     faults: Faults = Field(default_factory=lambda: Faults.model_validate({}))
+    loss: str | None = None  # of one's own, as file.py:Name; unset, the cross entropy of classes
+    metrics: str | None = None  # to be measured beside accuracy, by their names, with commas between them
     seed: int = Field(0, ge=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
@@ -84,6 +86,8 @@ class Plan(BaseModel):
 
     def __init__(self, **given: Any):
         given = gather({key: in_words(value) if key in PARTS else value for key, value in given.items()})
+        if isinstance(name := given.get("scenario"), str) and not {"clients", "tasks"} <= given.keys():
+            given = {**scenarios.usual(name, given.get("scenario_options", {})), **given}
         given = scaled(given)
         name, _, preset = str(given.get("method", "")).partition("@")
         if preset:  # what is given wins over the preset
@@ -107,6 +111,8 @@ class Plan(BaseModel):
         # fedprox+ewc and ewc+fedprox are one plan; and a file is found again from any folder
         object.__setattr__(self, "method", methods.canonical("+".join(map(absolute, self.method.split("+")))))
         object.__setattr__(self, "network", absolute(self.network))
+        object.__setattr__(self, "scenario", absolute(self.scenario))
+        self._check_measures()
         self._settle_optimizer()
         if self.precision == "auto":
             object.__setattr__(self, "precision", methods.class_of(self.method).precision)
@@ -146,6 +152,19 @@ class Plan(BaseModel):
         if self.faults.drop and self.deadline == "none":
             raise Problem("with async=arrival and faults.drop somebody has to notice a lost answer; set a deadline")
 
+    def _check_measures(self) -> None:
+        """What is minimised, and what is measured."""
+        if self.loss is not None:
+            object.__setattr__(self, "loss", absolute(named.spelled_out(self.loss, "weft.losses")))
+            networks.check_loss(self.loss)
+            if methods.class_of(self.method).sees_all:
+                raise Problem(f"{self.method} learns all tasks at once as classes; it cannot have a loss of your own")
+        if self.metrics is not None:
+            chosen = [name.strip() for name in self.metrics.split(",") if name.strip()]
+            wanted = [absolute(named.spelled_out(name, "weft.metrics")) for name in chosen]
+            scores.find(wanted)
+            object.__setattr__(self, "metrics", ",".join(wanted) or None)
+
     def _settle_optimizer(self) -> None:
         """`auto` becomes what the method uses: a plan says all that decides a result, whatever later defaults are."""
         method = methods.class_of(self.method)
@@ -182,6 +201,7 @@ class Plan(BaseModel):
         sections = base.pop("for", {})
         if not isinstance(sections, Mapping) or not all(isinstance(section, Mapping) for section in sections.values()):
             raise Problem("the section for.METHOD of a plan is a table, such as [for.fedavg]")
+        sections = {named.spelled_out(name, "weft.methods"): section for name, section in sections.items()}
         for name in sections:
             methods.class_of(name)  # a misspelt section would silently do nothing
         base, top = gather(base), gather({**parse(words), **{key: in_words(value) for key, value in more.items()}})
@@ -191,6 +211,9 @@ class Plan(BaseModel):
         own = base.get("method", cls.model_fields["method"].default)
         if methods.parts_of(methods.canonical(chosen)) != methods.parts_of(methods.canonical(str(own))):
             base.pop("method_options", None)  # options of the plan's own method mean nothing to another one
+        for part in ("network", "scenario"):
+            if part in top and top[part] != base.get(part, cls.model_fields[part].default):
+                base.pop(f"{part}_options", None)
         # sections of a combination's parts, then its own; a preset goes below all of them, in __init__
         plain = methods.canonical(chosen).partition("@")[0]
         own_sections = [sections[part] for part in methods.parts_of(plain) if part in sections and part != plain]
@@ -210,7 +233,8 @@ class Plan(BaseModel):
 
     def toml(self) -> str:
         """The whole plan, defaults included, in the form that `load` reads."""
-        keys = {key: value for key, value in self.model_dump(by_alias=True).items() if not isinstance(value, dict)}
+        whole = self.model_dump(by_alias=True).items()
+        keys = {key: value for key, value in whole if not isinstance(value, dict) and value is not None}
         lines = [f"{key} = {_literal(value)}" for key, value in keys.items()]
         for part in PARTS:
             options = getattr(self, f"{part}_options")
@@ -243,6 +267,10 @@ def gather(given: Mapping[str, Any]) -> dict[str, Any]:
             result.setdefault(key, {}).update(value)
         else:
             result[key] = value
+    for part in PARTS:  # what an installed package offers by a name of its own
+        if isinstance(name := result.get(part), str):
+            parts = name.split("+") if part == "method" else [name]
+            result[part] = "+".join(named.spelled_out(each, f"weft.{part}s") for each in parts)
     return result
 
 

@@ -4,7 +4,7 @@
     journal.jsonl     what happened when, a line an event                   run.json           version of this layout
     accuracy.csv      client, after_task, task, accuracy                    ledger.csv         each part of each message
     checkpoints/      manifest.json and the states it names                 summary.json       the result
-    contents.json     the layers of the network, the tasks by name
+    contents.json     the layers of the network, the tasks by name          metrics.csv        what `metrics` asks for
 
 A run is written by one process at a time: its lock is the operating system's and dies with the process. Files appear
 whole or not at all; the tables only grow, and a run that goes on cuts them back to where its checkpoint left them.
@@ -24,7 +24,7 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import filelock
 
@@ -37,6 +37,7 @@ TABLES = {
     "accuracy.csv": ("client", "after_task", "task", "accuracy"),
     "ledger.csv": ("direction", "client", "step", "round", "part", "bytes", "nonzeros", "dense_bytes"),
 }
+MEASURES = {"metrics.csv": ("client", "after_task", "task", "metric", "class", "value")}  # where a plan asks for them
 
 
 class Record:
@@ -48,6 +49,10 @@ class Record:
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
+
+    @property
+    def tables(self) -> dict[str, tuple[str, ...]]:
+        return tables_of(self.plan)
 
     @classmethod
     def create(cls, folder: Path, plan: Plan, images: Mapping[str, str] | None = None) -> Self:
@@ -63,7 +68,7 @@ class Record:
             facts = {**environment(), "images": dict(images or {})}
             write_text(partial / "environment.json", json.dumps(facts, indent=2) + "\n")
             write_text(partial / "journal.jsonl", "")
-            for name, header in TABLES.items():
+            for name, header in tables_of(plan).items():
                 write_text(partial / name, ",".join(header) + "\n")
             layout = {"format": FORMAT, "weft": importlib.metadata.version("weft")}
             write_text(partial / "run.json", json.dumps(layout) + "\n")
@@ -100,11 +105,11 @@ class Record:
         self._append(table, text.getvalue())
 
     def lengths(self) -> dict[str, int]:
-        return {name: (self.folder / name).stat().st_size for name in TABLES}
+        return {name: (self.folder / name).stat().st_size for name in self.tables}
 
     def cut(self, lengths: dict[str, int]) -> None:
         """Take back what was written after the checkpoint."""
-        for name, header in TABLES.items():
+        for name, header in self.tables.items():
             path, length = self.folder / name, lengths.get(name, len(",".join(header)) + 1)
             if not path.exists() or path.stat().st_size < length:  # truncate would fill it up with zeros
                 raise Problem(f"{path} has lost lines that its checkpoint counts on; run again in a new folder")
@@ -150,6 +155,11 @@ class Record:
                     raise
         except OSError as error:
             raise cannot_write(self.folder / name, error) from None
+
+
+def tables_of(plan: Plan) -> dict[str, tuple[str, ...]]:
+    """The tables of a run folder, each with its columns."""
+    return TABLES if plan.metrics is None else {**TABLES, **MEASURES}
 
 
 def read_plan(folder: Path) -> Plan:
@@ -241,6 +251,30 @@ def accuracy_matrices(folder: Path) -> dict[int, list[list[float]]]:
             line = ",".join(row)
             raise Problem(f"{folder / 'accuracy.csv'} is damaged at {line[:80]!r}; run again in a new folder") from None
     return dict(sorted(found.items()))
+
+
+class Measured(NamedTuple):
+    """A line of metrics.csv."""
+
+    client: int
+    after_task: int
+    task: int
+    metric: str
+    label: str  # the class that it is about; empty: it is one number for the task
+    value: float | None  # None: it is not defined, as the recall of a class without test images
+
+
+def read_measures(folder: Path) -> list[Measured]:
+    """What was measured beside accuracy; empty if nothing was asked for."""
+    if not (folder / "metrics.csv").exists():
+        return []
+    try:
+        return [
+            Measured(int(client), int(after), int(task), metric, label, float(value) if value else None)
+            for client, after, task, metric, label, value in read_rows(folder, "metrics.csv")
+        ]
+    except ValueError:
+        raise Problem(f"{folder / 'metrics.csv'} is damaged; run again in a new folder") from None
 
 
 def environment() -> dict[str, Any]:

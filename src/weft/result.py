@@ -9,10 +9,12 @@ import numpy as np
 
 from weft.errors import Problem
 from weft.plan import Plan
-from weft.record import TABLES, accuracy_matrices, read_plan, read_rows, read_summary
+from weft.record import accuracy_matrices, read_plan, read_rows, read_summary, tables_of
 
 if TYPE_CHECKING:
     import pandas
+
+WORDS = ("direction", "part", "metric", "class")  # columns that are no numbers
 
 
 class Result:
@@ -49,13 +51,14 @@ class Result:
         return table
 
     def frame(self, table: str = "accuracy") -> pandas.DataFrame:
-        """A table of the run folder, `accuracy` or `ledger`, as a pandas DataFrame."""
+        """A table of the run folder, `accuracy`, `ledger` or, if asked for, `metrics`, as a pandas DataFrame."""
         try:
             import pandas
         except ImportError:
             raise Problem("result.frame() needs pandas: pip install pandas") from None
         name = f"{table}.csv"
-        if name not in TABLES:
-            raise Problem(f"there is no table {table!r}; choose one of: {', '.join(key[:-4] for key in TABLES)}")
-        frame = pandas.DataFrame(read_rows(self.folder, name), columns=list(TABLES[name]))
-        return frame.apply(lambda column: column if column.name in ("direction", "part") else pandas.to_numeric(column))
+        tables = tables_of(self.plan)
+        if name not in tables:
+            raise Problem(f"there is no table {table!r}; choose one of: {', '.join(key[:-4] for key in tables)}")
+        frame = pandas.DataFrame(read_rows(self.folder, name), columns=list(tables[name]))
+        return frame.apply(lambda column: column if column.name in WORDS else pandas.to_numeric(column))

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from weft import metrics, named, networks, scenarios
 from weft.data import cache
+from weft.data.sources import SOURCES
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
-from weft.record import Record, accuracy_matrices, read_images, read_plan, read_summary
+from weft.record import Record, accuracy_matrices, read_images, read_measures, read_plan, read_summary
 from weft.result import Result
+from weft.scenarios import Scenario
 
 if TYPE_CHECKING:
     from weft.session import Screen, Session
@@ -40,11 +42,12 @@ def run(
     a bit of the result.
     """
     check_resources(workers, memory, save_every)
-    datasets = scenarios.of(plan).datasets  # a dataset that is missing is told before there is a folder ...
+    scenario = scenarios.of(plan)  # a dataset that is missing is told before there is a folder ...
     if ":" in plan.network:  # ... and so is a network of somebody's own that does not work
         networks.build(plan.network, plan.network_options, heads=(2,))
-    images = {name: cache.fingerprint(name) for name in datasets}
-    record = Record.create(fresh_folder(plan) if out is None else Path(out), plan, images)
+    record = Record.create(fresh_folder(plan) if out is None else Path(out), plan, _images(scenario))
+    for line in scenario.warnings:
+        record.journal("warning", about=line)
     return _work(record, workers, memory, save_every, screen)
 
 
@@ -73,12 +76,24 @@ def resume(
 
 def check_images(folder: Path) -> None:
     """A run goes on with the images that it began with, or not at all."""
-    for name, mark in read_images(folder).items():
-        if (here := cache.fingerprint(name)) != mark:
+    began = read_images(folder)
+    own = began.keys() - SOURCES.keys()
+    found = {name: cache.fingerprint(name) for name in began.keys() - own}
+    if own:
+        found |= _images(scenarios.of(read_plan(folder)))
+    for name, mark in began.items():
+        if (here := found.get(name)) != mark:
+            place = "are there now" if name in own else f"{cache.folder()} has"
             raise Problem(
-                f"the run in {folder} began with other images of {name} ({mark}) than {cache.folder()} has ({here}); "
-                "name its cache with --data-dir, or run again in a new folder"
+                f"the run in {folder} began with other images of {name} ({mark}) than {place} ({here}); "
+                f"{'put them back' if name in own else 'name its cache with --data-dir'}, or run again in a new folder"
             )
+
+
+def _images(scenario: Scenario) -> dict[str, str]:
+    """The fingerprint of each dataset, and of somebody's own images."""
+    own = {scenario.name: scenario.fingerprint} if scenario.fingerprint else {}
+    return {**{name: cache.fingerprint(name) for name in scenario.datasets}, **own}
 
 
 def is_over(folder: Path) -> bool:
@@ -135,6 +150,7 @@ def summarise(record: Record, session: Session) -> dict[str, Any]:
     """The result of a run: what was run, the measures, what was sent and what is kept. No path, host or date."""
     plan, progress, ledger = record.plan, session.progress, session.federation.ledger
     matrices = accuracy_matrices(record.folder)
+    measures = metrics.by_name(read_measures(record.folder))
     densities = [density for of_client in progress.densities.values() for density in of_client]
     return {
         "plan": plan.name,
@@ -150,6 +166,7 @@ def summarise(record: Record, session: Session) -> dict[str, Any]:
         "validation_accuracy": fmean(progress.validation.values()) if progress.validation else None,
         "forgetting": metrics.over_clients(metrics.forgetting, matrices.values()),
         "backward_transfer": metrics.over_clients(metrics.backward_transfer, matrices.values()),
+        **({"metrics": measures} if plan.metrics is not None else {}),
         "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices.values()],
         "adaptive_density": fmean(densities) if densities else None,
         "incidents": sum(progress.incidents.values()),

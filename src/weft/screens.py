@@ -11,10 +11,12 @@ from rich import box
 from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
-from weft.metrics import Spread, spread
+from weft.metrics import Spread, at_the_end, spread
 from weft.named import short
 from weft.plan import Plan
+from weft.record import Measured
 
 TRAFFIC = ("bytes", "nonzeros", "dense_bytes")
 SIZES = ("train", "test", "valid")
@@ -203,6 +205,37 @@ def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:
     return table
 
 
+def measures(lines: Sequence[Measured]) -> Table:
+    """What was measured beside accuracy, of each task at the end; of one by class the lowest, and of which."""
+    ending = at_the_end(lines)
+    names = list(dict.fromkeys(line.metric for line in ending))
+    title = "measured at the end, beside accuracy"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), min_width=len(title))
+    for heading in ("client", "task"):
+        table.add_column(heading, no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right", overflow="fold")
+    for client, task in sorted({(line.client, line.task) for line in ending}):
+        own = [line for line in ending if (line.client, line.task) == (client, task)]
+        table.add_row(
+            str(client), str(task), *(_measured([one for one in own if one.metric == name]) for name in names)
+        )
+    return table
+
+
+def _measured(lines: Sequence[Measured]) -> Text:
+    """
+    >>> _measured([Measured(0, 0, 0, "recall", "cat", 0.5), Measured(0, 0, 0, "recall", "dog", 0.25)]).plain
+    'lowest 0.250 (dog)'
+    """
+    there = [line for line in lines if line.value is not None]
+    if not there:
+        return Text("-")
+    lowest = min(there, key=lambda line: line.value or 0.0)
+    words = decimals(lowest.value)
+    return Text(f"lowest {words} ({lowest.label})" if lowest.label else words)
+
+
 def traffic(sums: Mapping[tuple[str | int, ...], Any]) -> Table | str:
     """Bytes and nonzeros by direction and part."""
     if not sums:
@@ -234,7 +267,8 @@ def scenario(contents: Mapping[str, Any]) -> Group:
     lines.append(" images, all together: " + ", ".join(f"{count:,} {part}" for part, count in total.items()))
     if len(sequences) > shown:
         lines.append(f" the first {shown} clients are shown; --json has all of them")
-    return Group(table, *lines)
+    told = [Text(f" note: {line}") for line in contents.get("warnings", ())]
+    return Group(table, *lines, *told)
 
 
 def listing(entries: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:

@@ -71,6 +71,9 @@ class Session:
         ledger.entries = [Entry.from_row(row) for row in read_rows(record.folder, "ledger.csv")]
         self._rows: list[list[str]] = []
         self._accuracies: list[tuple[int, int, int, float]] = []
+        self._scenario = world.scenario
+        self._measures: dict[tuple[int, int], list[dict[str, list[float | None]]]] = {}  # by client and step, as said
+        self._measured: list[tuple[int, int, int, str, str, float | None]] = []
         carrier: Carrier = (
             Serial(plan, record.checkpoints, saved, memory)
             if crew is None
@@ -96,7 +99,9 @@ class Session:
         self._rows += [entry.to_row() for entry in entries]
 
     def answered(self, client: int, step: int, round_index: int, seconds: float, numbers: dict[str, Any]) -> None:
-        known = {key: value for key, value in numbers.items() if key not in ("accuracy", "size")}
+        known = {key: value for key, value in numbers.items() if key not in ("accuracy", "size", "metrics")}
+        if "metrics" in numbers:
+            self._measures[client, step] = numbers["metrics"]
         self.record.journal("answer", client=client, step=step, round=round_index, seconds=round(seconds, 4), **known)
         if self.screen is not None:
             self.screen.answered(client, step, round_index, numbers)
@@ -105,6 +110,11 @@ class Session:
         self._accuracies += [(client, step, task, accuracy) for task, accuracy in enumerate(accuracies)]
         moment = {"time": round(self._engine.now(), 6), "images": self.progress.images}
         self.record.journal("tested", client=client, step=step, **moment, accuracy=accuracies)
+        for task, measures in enumerate(self._measures.pop((client, step), ())):
+            classes = self._scenario.sequences[client][task].classes
+            for metric, values in measures.items():
+                labels = classes if len(values) == len(classes) > 1 else ("",)
+                self._measured += [(client, step, task, metric, *pair) for pair in zip(labels, values, strict=False)]
 
     def incident(self, client: int, step: int, round_index: int, reason: str) -> None:
         moment = round(self._engine.now(), 6)
@@ -113,7 +123,9 @@ class Session:
     def round_done(self, progress: Progress) -> None:
         self.record.add_rows("ledger.csv", sorted(self._rows, key=_place))  # not in the order of who was fastest
         self.record.add_rows("accuracy.csv", self._accuracies)
-        self._rows, self._accuracies = [], []
+        if self._measured:
+            self.record.add_rows("metrics.csv", self._measured)
+        self._rows, self._accuracies, self._measured = [], [], []
         waited = time.perf_counter() - self._saved_at
         if self._save_every == 0 or waited >= max(self._save_every, SAVE_SHARE * self._save_cost):
             self.save()

@@ -21,6 +21,7 @@ def contents(scenario: Scenario) -> dict[str, Any]:
         "scenario": scenario.name,
         "clients": scenario.clients,
         "tasks": scenario.steps,
+        **({"warnings": list(scenario.warnings)} if scenario.warnings else {}),
         "sequences": [
             [
                 {"name": task.name, "dataset": task.group, "classes": list(task.classes), "sizes": dict(task.sizes)}
@@ -62,6 +63,7 @@ def _block(task: Task) -> NDArray[np.uint8]:
     step = SIDE + GAP
     block = np.full((SAMPLES * step, len(task.classes) * step, 3), 255, dtype=np.uint8)
     for label in range(len(task.classes)):
-        for place, index in enumerate(np.flatnonzero(split.labels == label)[:SAMPLES]):
+        mine = split.labels == label if split.labels.ndim == 1 else split.labels[:, label] > 0
+        for place, index in enumerate(np.flatnonzero(mine)[:SAMPLES]):
             block[place * step : place * step + SIDE, label * step : label * step + SIDE] = split.images[index]
     return block

@@ -18,7 +18,7 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,12 @@ def _check(dataset: Dataset) -> None:
         raise ValueError("track does not have one value for each image")
     if "coarse_of_fine" in dataset.extra and len(dataset.extra["coarse_of_fine"]) < dataset.classes:
         raise ValueError("coarse_of_fine does not have one value for each class")
+
+
+def read_arrays(path: Path, keys: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """Arrays of an .npz, `x` mapped; OSError, ValueError, KeyError or BadZipFile if it is damaged."""
+    with zipfile.ZipFile(path) as archive:
+        return {key: _array(archive, path, key) for key in keys}
 
 
 def _array(archive: zipfile.ZipFile, path: Path, key: str) -> NDArray[Any]:

@@ -10,11 +10,16 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.data.readers import MOST_MEMBERS, Damaged, Images, Labels
 from weft.errors import Problem
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 SIDE = 32
 MOST_PIXELS = 50_000_000  # of one picture: a photo has a tenth of it
@@ -25,6 +30,55 @@ BAD_PICTURE = (OSError, SyntaxError, ValueError, EOFError, zlib.error)  # what P
 
 def picture(blob: bytes, side: int | None, mode: str) -> Images:
     """One picture as an array; resized if a side is given."""
+    return _resized(_opened(blob).convert(mode), side)
+
+
+def own_picture(blob: bytes, side: int, bits: int) -> tuple[Images, int]:
+    """Any picture in colour, upright and resized, and the highest value of one that is deeper than 8 bits (else 0).
+
+    Of a deep picture 2 ** bits - 1 becomes 255, and what is above it too.
+    """
+    from PIL import Image, ImageOps
+
+    image, highest = ImageOps.exif_transpose(_opened(blob)), 0
+    if image.mode == "F":
+        raise ValueError("its pixels are floating numbers; save it with 8 or 16 bits")
+    if image.mode.startswith("I"):
+        values = np.asarray(image).astype(np.int64)
+        highest = max(int(values.max()), 1)
+        image = Image.fromarray(_to_bytes(values, bits))
+    return _resized(image.convert("RGB"), side), highest
+
+
+def from_values(values: NDArray[Any], side: int, bits: int) -> Images:
+    """A picture from its values: uint8, uint16 or floats from 0 to 1; grey or in colour, channels anywhere."""
+    from PIL import Image
+
+    if values.ndim == 3 and values.shape[0] in (1, 3) and values.shape[2] not in (1, 3, 4):
+        values = values.transpose(1, 2, 0)  # (channels, height, width) -> (height, width, channels)
+    if values.ndim == 3 and values.shape[2] == 1:
+        values = values[:, :, 0]
+    if not (values.ndim == 2 or (values.ndim == 3 and values.shape[2] in (3, 4))) or not values.size:
+        raise ValueError(f"its shape is {values.shape}; wanted is (height, width), with 3 channels if it is in colour")
+    if values.dtype.kind == "f":
+        if not (values.min() >= 0 and values.max() <= 1):  # not a number is not either
+            raise ValueError(f"its values go from {values.min():g} to {values.max():g}; floats go from 0 to 1")
+        values = (values * 255).round().astype(np.uint8)
+    elif values.dtype.kind == "b":
+        values = values.astype(np.uint8) * 255
+    elif values.dtype == np.uint16:
+        values = _to_bytes(values.astype(np.int64), bits)
+    elif values.dtype != np.uint8:  # 200 may be nearly white or nearly black
+        raise ValueError(f"its values are {values.dtype}; give uint8, uint16, or floats from 0 to 1")
+    return _resized(Image.fromarray(np.ascontiguousarray(values)).convert("RGB"), side)
+
+
+def _to_bytes(values: NDArray[np.int64], bits: int) -> Images:
+    white = 2**bits - 1
+    return np.asarray(values.clip(0, white) * 255 // white, dtype=np.uint8)
+
+
+def _opened(blob: bytes) -> Image:
     from PIL import Image
 
     with warnings.catch_warnings():
@@ -33,12 +87,18 @@ def picture(blob: bytes, side: int | None, mode: str) -> Images:
             with Image.open(io.BytesIO(blob)) as image:
                 if image.width * image.height > MOST_PIXELS:
                     raise ValueError(f"{image.width} x {image.height} pixels are too many")
-                ready = image.convert(mode)
+                image.load()
+                return image
         except Image.DecompressionBombError as error:
             raise ValueError(str(error)) from None
-    if side is not None and ready.size != (side, side):
-        ready = ready.resize((side, side), Image.Resampling.BILINEAR)
-    return np.asarray(ready, dtype=np.uint8)
+
+
+def _resized(image: Image, side: int | None) -> Images:
+    from PIL.Image import Resampling
+
+    if side is not None and image.size != (side, side):
+        image = image.resize((side, side), Resampling.BILINEAR)
+    return np.asarray(image, dtype=np.uint8)
 
 
 def read_letters(path: Path) -> tuple[Images, Labels, list[str], int]:

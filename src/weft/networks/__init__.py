@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from weft import named
 from weft.errors import Problem, nearest
-from weft.networks.signature import Statistics, options_from
+from weft.signature import Statistics, options_from
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,10 +66,21 @@ def options_of(name: str) -> type[BaseModel]:
     return NETWORKS[name]
 
 
-def build(name: str, options: dict[str, object], heads: tuple[int, ...], device: str = "cpu") -> Network:
+def check_loss(name: str) -> None:
+    """A `Problem` if it names no loss."""
+    if ":" not in name:
+        raise Problem(f"loss={name} names no loss; write file.py:Name, or leave it out for cross entropy")
+    found = named.find(name)
+    if not callable(getattr(found, "loss", None)) or not isinstance(found, type):
+        raise Problem(f"{name} is no loss; it has to be a class derived from weft.networks.losses.Loss")
+
+
+def build(
+    name: str, options: dict[str, object], heads: tuple[int, ...], device: str = "cpu", loss: str | None = None
+) -> Network:
     """The network with heads of so many classes; one for each kind, since it is scratch memory that clients share."""
     chosen = options_of(name).model_validate(options)
-    return _build(name, _maker(name), chosen.model_dump_json(), heads, device)
+    return _build(name, _maker(name), chosen.model_dump_json(), heads, device, loss)
 
 
 def _maker(name: str) -> Any:
@@ -78,7 +89,7 @@ def _maker(name: str) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _build(name: str, maker: Any, text: str, heads: tuple[int, ...], device: str) -> Network:
+def _build(name: str, maker: Any, text: str, heads: tuple[int, ...], device: str, loss: str | None) -> Network:
     import torch
 
     from weft.networks.flat import Network
@@ -92,7 +103,8 @@ def _build(name: str, maker: Any, text: str, heads: tuple[int, ...], device: str
                 body, features = importlib.import_module(f"weft.networks.{name}").body(**given)
             else:
                 body, features = _own_body(maker, given)
-        network = Network(body, features, heads, device, statistics)
+        objective = None if loss is None else named.find(loss)()
+        network = Network(body, features, heads, device, statistics, objective=objective)
         if not network.layout.layers:
             raise Problem("it has no linear or convolution layer to train; FedWeIT and its rivals need at least one")
         return network

@@ -26,8 +26,9 @@ from torch.nn import functional
 
 from weft.batches import Batches
 from weft.errors import Problem
-from weft.networks.signature import Statistics
+from weft.networks.losses import Loss
 from weft.networks.trying import IMAGE, try_out
+from weft.signature import Statistics
 
 # A unit-variance normal cut at two deviations has this deviation: variance scaling divides by it.
 TRUNCATED_DEVIATION = 0.87962566103423978
@@ -104,8 +105,10 @@ class Network:
         device: str = "cpu",
         statistics: Statistics = "own",
         image: tuple[int, ...] = IMAGE,
+        objective: Loss | None = None,
     ):
         """`heads` has the number of classes of each head: one, or several to learn several tasks at once."""
+        self.objective = objective or Loss()
         self.body = body.to(device, torch.float32)
         self.heads, self.classes = heads, sum(heads)
         found, self.random = try_out(self.body, image)  # random: does the body itself draw numbers while it trains?
@@ -171,8 +174,8 @@ class Network:
         return logits.masked_fill(other, -math.inf)
 
     def loss(self, logits: torch.Tensor, labels: torch.Tensor, reduction: str = "mean") -> torch.Tensor:
-        """Cross entropy within the head of each label."""
-        return functional.cross_entropy(self.within_head(logits, labels), labels, reduction=reduction)
+        """What is minimised, usually cross entropy, within the head of each label."""
+        return self.objective.loss(self.within_head(logits, labels), labels, reduction)
 
     def compute_gradient(self, images: torch.Tensor, labels: torch.Tensor, dropout: float = 0.0) -> float:
         """The mean cross entropy of a batch; its gradient by every value of `vector` is left in `gradient`.
@@ -229,15 +232,22 @@ class Network:
 
     @torch.no_grad()
     def measure(self, data: Batches) -> tuple[float, float]:
-        """Accuracy and mean cross entropy on a whole split."""
+        """Accuracy and mean loss on a whole split."""
         self.body.eval()
-        right, loss, count = 0, 0.0, 0
+        right, loss, count = 0.0, 0.0, 0
         for images, labels in data.in_order(chunk=128):
             logits = self.within_head(self.logits(images), labels)
-            loss += functional.cross_entropy(logits, labels, reduction="sum").item()
-            right += int((logits.argmax(dim=1) == labels).sum())
+            loss += self.objective.loss(logits, labels, "sum").item()
+            right += self.objective.right(logits, labels).sum().item()
             count += len(labels)
         return right / count, loss / count
+
+    @torch.no_grad()
+    def answers(self, data: Batches) -> torch.Tensor:
+        """What a person wants to read, such as probabilities, for all images of a split: (count, classes)."""
+        self.body.eval()
+        found = [self.within_head(self.logits(images), labels) for images, labels in data.in_order(chunk=128)]
+        return self.objective.answer(torch.cat(found))
 
 
 def decomposed(body: nn.Module) -> dict[str, nn.Parameter]:

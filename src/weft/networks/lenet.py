@@ -31,11 +31,13 @@ class LeNet(nn.Module):
         self.fc1 = nn.Linear(50 * 8 * 8, 800)
         self.fc2 = nn.Linear(800, FEATURES)
         self.pool = pool
+        self.plain = False  # in ordinary operations on whole batches, which can be exported; the same numbers
         self.register_buffer("band1", channel_band(20), persistent=False)
         self.register_buffer("band2", channel_band(50), persistent=False)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = torch.cat([self._convolutions(chunk).flatten(1) for chunk in torch.split(images, CHUNK)])
+        chunks = (images,) if self.plain else torch.split(images, CHUNK)
+        x = torch.cat([self._convolutions(chunk).flatten(1) for chunk in chunks])
         x = functional.relu(self.fc1(x))
         return functional.relu(self.fc2(x))
 
@@ -44,7 +46,8 @@ class LeNet(nn.Module):
         return self._block(self.conv2(x), self.band2)  # (chunk, 50, 8, 8)
 
     def _block(self, x: torch.Tensor, band: Any) -> torch.Tensor:
-        x = LocalResponseNorm.apply(functional.relu(x, inplace=True), band)  # type: ignore[no-untyped-call]
+        x = functional.relu(x, inplace=not self.plain)
+        x = normalise(x, band)[0] if self.plain else LocalResponseNorm.apply(x, band)  # type: ignore[no-untyped-call]
         return functional.max_pool2d(x, self.pool, stride=2, ceil_mode=True)  # rounds up, as TensorFlow's SAME does
 
 
@@ -53,6 +56,15 @@ def channel_band(channels: int) -> torch.Tensor:
     place = torch.arange(channels)
     inside = (place[:, None] - place[None, :]).abs() <= WINDOW // 2
     return inside.float() * (ALPHA / WINDOW)
+
+
+def normalise(x: torch.Tensor, band: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """y = x * d^(-3/4) with d = 1 + band(x^2), and what a backward pass needs: x as a matrix, d^(-1/2), d^(-3/4)."""
+    batch, channels, height, width = x.shape
+    flat = x.permute(0, 2, 3, 1).reshape(-1, channels)  # (batch * height * width, channels), a view of x
+    root = torch.addmm(x.new_ones(()), flat * flat, band).rsqrt_()  # d^(-1/2)
+    power = root.sqrt().mul_(root)  # d^(-3/4)
+    return (flat * power).view(batch, height, width, channels).permute(0, 3, 1, 2), flat, root, power
 
 
 class LocalResponseNorm(torch.autograd.Function):
@@ -65,12 +77,9 @@ class LocalResponseNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, band: torch.Tensor) -> torch.Tensor:
-        batch, channels, height, width = x.shape
-        flat = x.permute(0, 2, 3, 1).reshape(-1, channels)  # (batch * height * width, channels), a view of x
-        root = torch.addmm(x.new_ones(()), flat * flat, band).rsqrt_()  # d^(-1/2)
-        power = root.sqrt().mul_(root)  # d^(-3/4)
+        normal, flat, root, power = normalise(x, band)
         ctx.save_for_backward(flat, root, power, band)
-        return (flat * power).view(batch, height, width, channels).permute(0, 3, 1, 2)
+        return normal
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -6,22 +6,28 @@ validation images while the task is being learned, test images for as long as an
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import numpy as np
 from pydantic import BaseModel
 
+from weft import named
 from weft.errors import Problem, nearest
+from weft.signature import options_from
 
 Part = Literal["train", "valid", "test"]
 
 
 @dataclass(frozen=True)
 class Split:
-    """Some of a task's images and their labels, counted from 0 within the task."""
+    """Some of a task's images and their labels, counted from 0 within the task.
+
+    With a loss of one's own, labels may be anything else: float32 (count, outputs) for several labels or for numbers.
+    """
 
     images: np.ndarray  # uint8 (count, height, width, channels)
     labels: np.ndarray  # int64 (count,)
@@ -36,6 +42,9 @@ class Task:
     mean: tuple[float, ...]  # by channel, of 255
     deviation: tuple[float, ...]
     load: Callable[[Part], Split]
+    # of somebody's own images, which no name tells apart
+    fingerprint: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Scenario:
     name: str
     sequences: tuple[tuple[Task, ...], ...]
     datasets: tuple[str, ...] = ()  # of the cache, whose images it is made of; none if they are drawn
+    notes: tuple[str, ...] = ()  # what a person should know about all of it
 
     @property
     def clients(self) -> int:
@@ -51,6 +61,16 @@ class Scenario:
     @property
     def steps(self) -> int:
         return max(len(sequence) for sequence in self.sequences)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return (*self.notes, *(line for sequence in self.sequences for task in sequence for line in task.warnings))
+
+    @property
+    def fingerprint(self) -> str:
+        """Which images these are, if they are somebody's own; else empty."""
+        marks = [task.fingerprint for sequence in self.sequences for task in sequence]
+        return hashlib.sha256(repr(marks).encode()).hexdigest()[:16] if any(marks) else ""
 
 
 class ScenarioModule(Protocol):
@@ -61,20 +81,66 @@ class ScenarioModule(Protocol):
     def build(self, options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario: ...
 
 
+@dataclass
+class Own:
+    """Somebody's own: a function of clients, tasks and seed, whose other keyword arguments are its options."""
+
+    name: str
+    make: Callable[..., Scenario]
+    Options: type[BaseModel]
+
+    def build(self, options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
+        try:
+            found = self.make(clients=clients, tasks=tasks, seed=seed, **options.model_dump())
+        except Problem as problem:
+            raise Problem(f"scenario {self.name}: {problem}") from problem.__cause__
+        except Exception as error:
+            raise Problem(f"scenario {self.name} cannot be made: {named.told(error)}") from error
+        if not isinstance(found, Scenario):
+            raise Problem(f"scenario {self.name} made a {type(found).__name__}; wanted is a weft.scenarios.Scenario")
+        if found.clients != clients or not all(found.sequences) or found.steps > tasks:
+            sizes = f"{found.clients} clients of up to {found.steps} tasks" if found.clients else "no client"
+            raise Problem(f"scenario {self.name} made {sizes}; the plan has clients={clients} and tasks={tasks}")
+        return found
+
+
 SCENARIOS = {
     "glyphs": "weft.scenarios.glyphs",
     "overlapped-cifar100": "weft.scenarios.overlapped_cifar100",
     "noniid-50": "weft.scenarios.noniid_50",
     "noniid-35": "weft.scenarios.noniid_35",
     "interference": "weft.scenarios.interference",
+    "folders": "weft.scenarios.folders",
 }
+GROUP = "weft.scenarios"  # of entry points, by which installed packages add to them
+
+
+def is_known(name: str) -> bool:
+    return name in SCENARIOS or name in named.installed(GROUP) or ":" in name
 
 
 def module_of(name: str) -> ScenarioModule:
+    """`file.py:name` and `package.module:name` name somebody's own."""
+    name = named.spelled_out(name, GROUP)
+    if ":" in name:
+        make = named.find(name)
+        try:
+            return Own(named.short(name), make, options_from(make, "scenario"))
+        except Problem as problem:
+            raise Problem(f"scenario {name}: {problem}") from None
+    if name.endswith(".py"):
+        raise Problem(f"{name} is a file; name the function in it too, as in {name}:my_scenario")
     if name not in SCENARIOS:
         raise Problem(f"there is no scenario {name!r}; {nearest(name, SCENARIOS)}")
     module: ScenarioModule = importlib.import_module(SCENARIOS[name])
     return module
+
+
+def usual(name: str, options: Mapping[str, object]) -> dict[str, int]:
+    """How many clients and tasks there are, where a scenario itself knows and the plan does not say."""
+    count = getattr(module_of(name), "count", None) if isinstance(name, str) else None
+    found: dict[str, int] = count(options) if count is not None else {}
+    return found
 
 
 def build(name: str, options: dict[str, object], clients: int, tasks: int, seed: int) -> Scenario:

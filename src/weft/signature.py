@@ -1,4 +1,4 @@
-"""The options of somebody's own network, read off the signature of what makes it."""
+"""The options of somebody's own network or scenario, read off the signature of what makes it."""
 
 from __future__ import annotations
 
@@ -15,27 +15,35 @@ from weft.errors import Problem
 # an annotation may be the type or, after `from __future__ import annotations`, its name
 CHECKED = {"bool": bool, "int": int, "float": float, "str": str}
 Statistics = Literal["own", "shared"]
+PLANNED = ("clients", "tasks", "seed")
 
 
 @functools.lru_cache(maxsize=64)
-def options_from(maker: Any) -> type[BaseModel]:
-    """A model of `maker`'s keyword arguments, and `statistics`, which every network has."""
+def options_from(maker: Any, part: Literal["network", "scenario"] = "network") -> type[BaseModel]:
+    """A model of `maker`'s keyword arguments, and `statistics`, which every network has.
+
+    A scenario is made with the plan's clients, tasks and seed too, which are no options.
+    """
     try:
-        parameters = inspect.signature(maker).parameters
+        parameters = dict(inspect.signature(maker).parameters)
     except (TypeError, ValueError):
-        raise Problem(f"{maker!r} is no class or function that makes a network") from None
-    fields: dict[str, Any] = {"statistics": (Statistics, "own")}
+        raise Problem(f"{maker!r} is no class or function that makes a {part}") from None
+    fields: dict[str, Any] = {"statistics": (Statistics, "own")} if part == "network" else {}
+    for name in PLANNED if part == "scenario" else ():
+        if name not in parameters:
+            raise Problem(f"it has no argument {name!r}; a scenario is made with {', '.join(PLANNED)}")
+        del parameters[name]
     extra: Literal["allow", "forbid"] = "forbid"
     for name, parameter in parameters.items():
-        if name == "statistics":
-            raise Problem("its argument 'statistics' has the name of an option that every network has; rename it")
+        if name in fields:
+            raise Problem(f"its argument {name!r} has the name of an option that every {part} has; rename it")
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = "allow"
         elif parameter.kind is parameter.VAR_POSITIONAL:
             continue
         elif parameter.kind is parameter.POSITIONAL_ONLY or name.startswith("_"):
             if parameter.default is parameter.empty:
-                raise Problem(f"its argument {name!r} cannot be given as network.{name}; give it a default")
+                raise Problem(f"its argument {name!r} cannot be given as {part}.{name}; give it a default")
         elif parameter.default is parameter.empty or _plain(parameter.default):
             fields[name] = _field(parameter)
     config = ConfigDict(extra=extra, frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())

@@ -1,0 +1,62 @@
+"""What an installed package can add to weft by entry points (pyproject.toml): no fork, no file beside the plan."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import nn
+from torch.nn import functional
+
+from weft.methods import base
+from weft.methods.base import Method, Work
+from weft.networks.losses import Loss
+from weft.randomness import generator
+from weft.scenarios import Scenario
+from weft.scenarios.own import from_arrays
+
+
+class Options(base.Options):
+    longest: float = Field(1.0, gt=0)
+
+
+class Cautious(Method):
+    """A step is no longer than the gradient's norm allows."""
+
+    options_class: ClassVar[type[base.Options]] = Options
+    citation: ClassVar[str] = "Pascanu et al., 2013: gradients are clipped"
+    options: Options
+
+    def penalise(self, work: Work) -> None:
+        super().penalise(work)
+        norm = work.gradients["base"].norm()
+        work.gradients["base"].mul_(self.options.longest / norm.clamp(min=self.options.longest))
+
+
+def stripe(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, width, (5, 32)), nn.ReLU(), nn.Flatten())
+
+
+def halves(clients: int, tasks: int, seed: int) -> Scenario:
+    """Is the upper or the lower half bright?"""
+    labels = np.arange(40) % 2
+    images = generator(seed, "halves").integers(0, 60, size=(40, 32, 32), dtype=np.uint8)
+    images[labels == 0, :16] += 150
+    images[labels == 1, 16:] += 150
+    task = from_arrays("halves", images, labels, classes=["upper", "lower"])
+    return Scenario("halves", ((task,) * tasks,) * clients)
+
+
+class Softened(Loss):
+    """Cross entropy with labels that are only nearly sure."""
+
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
+        return functional.cross_entropy(outputs, targets, reduction=reduction, label_smoothing=0.1)
+
+
+def doubt(labels: NDArray[np.int64], scores: NDArray[np.float64]) -> float:
+    """One minus the mean probability of the class that was chosen."""
+    return float(1 - scores.max(1).mean())

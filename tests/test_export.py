@@ -1,0 +1,258 @@
+"""Models taken home: the same answers in a process that cannot import weft, for every format and network."""
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cli_helpers import assert_one_line
+from PIL import Image
+
+import weft
+from weft import networks
+from weft.client import World
+from weft.export.files import FORMATS, open_model, write
+from weft.export.model import Plain, take
+from weft.networks.lenet import LeNet
+
+pytest_plugins = ["cli_helpers"]
+
+OWN = Path(__file__).resolve().parent / "own_networks.py"
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+SMALL = {
+    "clients": 2,
+    "tasks": 2,
+    "rounds_per_task": 1,
+    "batch_size": 10,
+    "scenario.train": 20,
+    "scenario.valid": 10,
+    "scenario.test": 110,
+    "device": "cpu",
+}
+
+
+def make(folder, **words):
+    weft.run(weft.Plan(**{**SMALL, **words}), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lenet_run(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("export") / "run")
+
+
+@pytest.fixture(scope="module")
+def mlp_run(tmp_path_factory):
+    return make(tmp_path_factory.mktemp("export") / "run", network="mlp")
+
+
+def own_answers(folder, client, step, count=100):
+    """Logits by the library itself, and the test images they are for."""
+    world = World(weft.Plan.load(folder / "plan.toml"))
+    from weft.record import read_manifest
+    from weft.state import State
+
+    reference = read_manifest(folder / "checkpoints")["clients"][str(client)]
+    lesson = world.lesson(client, step)
+    world.method.answer_for(State.load(folder / "checkpoints", reference), step, lesson)
+    batches = world.batches(client, step, "test")
+    with torch.no_grad():
+        logits = lesson.network.logits(batches.take(slice(0, count))[0])
+    return batches.images[:count].numpy(), logits.numpy()
+
+
+WITHOUT_WEFT = """
+import sys
+sys.modules["weft"] = None  # whoever tries to import it fails
+import json
+import numpy as np
+file, images, out = sys.argv[1:]
+images = np.load(images)
+{body}
+assert not [name for name in sys.modules if name.startswith("weft.")]
+np.savez(out, logits=logits, answer=answer, classes=np.array(facts["classes"]))
+"""
+BY_ONNX = """
+import onnxruntime
+session = onnxruntime.InferenceSession(file)
+facts = json.loads(session.get_modelmeta().custom_metadata_map["weft"])
+logits, answer = session.run(["logits", "probabilities"], {"images": images})
+assert "torch" not in sys.modules
+"""
+BY_TORCH = """
+import torch
+files = {"weft.json": ""}
+model = torch.export.load(file, extra_files=files).module()
+facts = json.loads(files["weft.json"])
+logits, answer = (each.detach().numpy() for each in model(torch.from_numpy(images)))
+"""
+BY_TENSORS = """
+import safetensors.torch
+import torch
+from torch import nn
+with safetensors.safe_open(file, framework="pt") as opened:
+    facts = json.loads(opened.metadata()["weft"])
+tensors = safetensors.torch.load_file(file)
+mean, deviation = tensors.pop("mean"), tensors.pop("deviation")
+norm = lambda: nn.LocalResponseNorm(9, alpha=1e-3, beta=0.75, k=1.0)
+pool = lambda: nn.MaxPool2d(3, stride=2, ceil_mode=True)
+names = ["body.conv1", "body.conv2", "body.fc1", "body.fc2", "head"]
+layers = [nn.Conv2d(3, 20, 5, padding=2), nn.Conv2d(20, 50, 5, padding=2), nn.Linear(3200, 800), nn.Linear(800, 500)]
+layers.append(nn.Linear(500, len(facts["classes"])))
+for name, layer in zip(names, layers):
+    layer.load_state_dict({key: tensors.pop(f"{name}.{key}") for key in ("weight", "bias")})
+assert not tensors
+a, b, c, d, e = layers
+relu = nn.ReLU()
+model = nn.Sequential(a, relu, norm(), pool(), b, relu, norm(), pool(), nn.Flatten(), c, relu, d, relu, e)
+with torch.no_grad():
+    x = ((torch.from_numpy(images).float() - mean) / deviation).permute(0, 3, 1, 2)
+    logits = model(x)
+    answer = logits.softmax(1).numpy()
+    logits = logits.numpy()
+"""
+
+
+def without_weft(body, file, images, folder):
+    np.save(folder / "images.npy", images)
+    script = WITHOUT_WEFT.replace("{body}", textwrap.dedent(body))
+    words = [sys.executable, "-c", script, file, folder / "images.npy", folder / "out.npz"]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return np.load(folder / "out.npz")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "body"), [("onnx", BY_ONNX), ("pt2", BY_TORCH), ("safetensors", BY_TENSORS)])
+def test_the_same_predictions_without_weft(lenet_run, tmp_path, kind, body, command):
+    file = tmp_path / f"model.{kind}"
+    outcome = command("export", lenet_run, "--client", "1", "--task", "0", "--format", kind, "--out", file)
+    assert (outcome.code, outcome.err) == (0, ""), outcome
+    assert "100 test images" in outcome.out
+    images, logits = own_answers(lenet_run, 1, 0)
+    assert len(images) == 100
+    found = without_weft(body, file, images, tmp_path)
+    assert (found["logits"].argmax(1) == logits.argmax(1)).all()
+    np.testing.assert_allclose(found["logits"], logits, atol=1e-4)
+    np.testing.assert_allclose(found["answer"].sum(1), 1, atol=1e-5)
+    world = World(weft.Plan.load(lenet_run / "plan.toml"))
+    assert tuple(found["classes"].tolist()) == world.task(1, 0).classes
+
+
+def test_the_plain_lenet_is_the_same_network():
+    network = networks.build("lenet", {}, (3,))
+    generator = torch.Generator().manual_seed(0)
+    network.vector.normal_(0, 0.05, generator=generator)
+    images = torch.randint(0, 256, (60, 32, 32, 3), generator=generator, dtype=torch.uint8)
+    plain = Plain(network, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0), 0, 3)
+    assert isinstance(plain.body, LeNet)
+    assert plain.body.plain
+    assert not network.body.plain
+    scaled = ((images.float() - plain.mean) / plain.deviation).permute(0, 3, 1, 2)
+    torch.testing.assert_close(plain(images)[0], network.logits(scaled).detach(), rtol=1e-4, atol=1e-5)
+    network.vector.zero_()
+    assert plain(images)[0].abs().max() > 0  # memory of its own
+
+
+NETWORKS = {
+    "resnet18": {"network": "resnet18", "clients": 1, "tasks": 1, "scenario.train": 10, "scenario.test": 10},
+    "own": {"network": f"{OWN}:Conv1dNet", "clients": 1, "tasks": 1},
+    "vit": {"network": f"{OWN}:ViT", "clients": 1, "tasks": 1},
+    "joint": {"network": "mlp", "method": "joint"},
+    "several labels": {
+        "network": "mlp",
+        "scenario": f"{EXAMPLES}/own_loss.py:colours",
+        "loss": f"{EXAMPLES}/own_loss.py:SeveralLabels",
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", NETWORKS)
+def test_other_networks_methods_and_losses(tmp_path, case):
+    words = {
+        key: value
+        for key, value in {**SMALL, **NETWORKS[case]}.items()
+        if "scenario" not in NETWORKS[case] or not key.startswith("scenario.")
+    }
+    weft.run(weft.Plan(**words), tmp_path / "run")
+    step = words["tasks"] - 1
+    taken = take(tmp_path / "run", 0, step)
+    for kind in FORMATS:
+        write(taken, tmp_path / f"model.{kind}", kind)  # which holds it against the run
+        run, facts = open_model(tmp_path / f"model.{kind}")
+        logits, answer = run(taken.images.numpy())
+        np.testing.assert_allclose(logits, taken.logits.numpy(), atol=1e-3)
+        assert run(taken.images.numpy()[:1])[0].shape == (1, len(facts["classes"]))
+        if case == "several labels":
+            np.testing.assert_allclose(answer, 1 / (1 + np.exp(-logits)), atol=1e-5)
+        if kind != "safetensors":
+            assert facts["batch"] == (1 if case == "vit" else "any")  # whose code counts the images
+            assert str(EXAMPLES.parent) not in json.dumps(facts)  # no path of this machine goes along
+
+
+def test_a_file_that_answers_otherwise_is_not_kept(mlp_run, tmp_path):
+    taken = take(mlp_run, 0, 0)
+    taken.logits[0, 0] += 1
+    with pytest.raises(weft.Problem, match="answers otherwise than the run"):
+        write(taken, tmp_path / "model.safetensors", "safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def test_predict(mlp_run, tmp_path, command):
+    command(
+        "export",
+        mlp_run,
+        "--client",
+        "0",
+        "--task",
+        "1",
+        "--format",
+        "safetensors",
+        "--out",
+        tmp_path / "m.safetensors",
+    )
+    images, logits = own_answers(mlp_run, 0, 1, count=5)
+    for place, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"{place}.png")
+    files = [tmp_path / f"{place}.png" for place in range(5)]
+    told = json.loads(command("predict", tmp_path / "m.safetensors", *files, "--json").out)
+    found = np.array([list(one["probabilities"].values()) for one in told])
+    assert (found.argmax(1) == logits.argmax(1)).all()
+    lines = command("predict", tmp_path / "m.safetensors", *files).out.splitlines()
+    names = list(told[0]["probabilities"])
+    assert [names[row.argmax()] in line for row, line in zip(found, lines, strict=True)] == [True] * 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["export", "RUN", "--client", "5"], "there is no client 5; choose 0 to 1"),
+        (["export", "RUN", "--task", "2"], "has not finished a task 2; choose 0 to 1"),
+        (["export", "nothing"], "is not a run folder"),
+        (["export", "RUN", "--format", "pt2", "--out", "no/where.pt2"], "cannot be written"),
+        (["predict", "model.bin", "a.png"], "ends in none of"),
+        (["predict", "model.onnx", "a.png"], "there is no file model.onnx"),
+        (["predict", "bad.onnx", "a.png"], "is no model that weft export wrote"),
+        (["predict", "bad.pt2", "a.png"], "is no model that weft export wrote"),
+        (["predict", "bad.safetensors", "a.png"], "is no model that weft export wrote"),
+        (["predict", "good.safetensors", "bad.onnx"], "bad.onnx cannot be read as a picture"),
+    ],
+)
+def test_mistakes_are_one_line(mlp_run, tmp_path, command, words, said):
+    for kind in FORMATS:
+        (tmp_path / f"bad.{kind}").write_bytes(b"nothing of the kind")
+    if "good.safetensors" in words:
+        write(take(mlp_run, 0, 0), tmp_path / "good.safetensors", "safetensors")
+    words = [str(mlp_run) if word == "RUN" else word for word in words]
+    assert_one_line(command(*words, cwd=tmp_path), said)
+
+
+def test_without_the_extra_it_says_so(mlp_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(weft.Problem, match=r"pip install 'weft\[export\]'"):
+        write(take(mlp_run, 0, 0), tmp_path / "model.onnx", "onnx")
