@@ -151,11 +151,14 @@ class Federation:
 
     def make_up(self, asked: list[Visit]) -> None:
         """Tests after tasks that were over before a client was first asked: until then it costs nothing."""
-        late = [visit for visit in asked if str(visit.client) not in self.progress.begun]
-        for step in range(max((visit.step for visit in late), default=0)):
-            places = [(v.client, Place(step, 0, self.schedule.lengths[v.client][step])) for v in late if step < v.step]
-            visits = (self.closing(client, place, CLOSING_ATTEMPTS) for client, place in places)
-            self.exchange([visit for visit in visits if visit is not None])
+        for step in range(max((visit.step for visit in asked), default=0)):
+            late = [
+                visit.client for visit in asked if self.progress.tested.get(str(visit.client), -1) < step < visit.step
+            ]
+            places = [(client, Place(step, 0, self.schedule.lengths[client][step])) for client in late]
+            visits = [self.closing(client, place, CLOSING_ATTEMPTS) for client, place in places]
+            if visits:
+                self.exchange([visit for visit in visits if visit is not None])
 
     def close_tasks(self, ending: list[tuple[int, Place]]) -> None:
         """The rest of line 11 and tests, for those whose task is over and who have been asked for anything yet."""
