@@ -4,16 +4,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := build/peers
 
-.PHONY: demo test quick lint peers clean
+.PHONY: demo test test-all quick lint peers clean
 
 demo: $(VENV)/ready
 	$(BIN)/weft demo
 
 test: $(VENV)/ready-to-test lint
+	$(BIN)/pytest -q -n 2 -m "not long"
+
+# also the 100,000 damaged messages, 24 clients with faults, every mode killed, whole benchmarks, exported models
+test-all: $(VENV)/ready-to-test lint
 	$(BIN)/pytest -q -n 2
 
 quick: $(VENV)/ready-to-test
-	$(BIN)/pytest -q -n 2 -m "not slow"
+	$(BIN)/pytest -q -n 2 -m "not slow and not long"
 
 lint: $(VENV)/ready-to-test
 	$(BIN)/ruff check

@@ -68,7 +68,7 @@ def plan(**words) -> Plan:
     return cli_helpers.tiny(**{key.replace("__", "."): value for key, value in words.items()})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tasks", "arrival, faults", "arrival, coming and going", "deadline, late dropped"])
 def test_any_number_of_workers(name, tmp_path):
     first, second = (weft.run(plan(**MODES[name]), tmp_path / str(n), workers=n).folder for n in (1, 3))
@@ -87,7 +87,7 @@ def test_stopped_in_a_run_folder(name, tmp_path, monkeypatch):
     assert_same_result(weft.resume(tmp_path / "stopped", memory=1).folder, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["tasks", "arrival, faults"])
 def test_killed(name, tmp_path, command):
     long = {**MODES[name], "tasks": 3, "rounds_per_task": 6}

@@ -297,27 +297,27 @@ def test_memory_is_that_of_a_process_and_its_children():
     assert children.resident(process.pid) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_part_that_fails_says_why():
     with pytest.raises(Problem, match="batch_size"):
         children.ask_part("wire", {"plan": {"batch_size": -1}, "passes": 1}, lambda *_: None)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_fails_is_told(tmp_path):
     told = pytest.raises(Problem, match=r"ended with code 2.*there is no plan nobody")
     with children.running(["nobody.toml", "--out", "run"], tmp_path) as process, told:
         children.watch(process, tmp_path, 60, lambda: False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_step_of_a_real_run_is_timed_and_the_run_ended():
     began = time.time()
     found = rounds.measure_start(TINY, 1, lambda *_: None)
     assert 0.3 < found["seconds"]["median"] < time.time() - began
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_and_memory_of_real_runs():
     found = rounds.measure_workers(TINY, 1, 4, lambda *_: None)
     assert found["round_seconds"]["1"]["count"] == found["round_seconds"]["2"]["count"] == 2

@@ -126,7 +126,7 @@ def without_weft(body, file, images, folder):
     return np.load(folder / "out.npz")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("kind", "body"), [("onnx", BY_ONNX), ("pt2", BY_TORCH), ("safetensors", BY_TENSORS)])
 def test_the_same_predictions_without_weft(lenet_run, tmp_path, kind, body, command):
     file = tmp_path / f"model.{kind}"
@@ -171,7 +171,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", NETWORKS)
 def test_other_networks_methods_and_losses(tmp_path, case):
     words = {

@@ -265,7 +265,7 @@ def test_corrupted_answers_are_never_what_they_were():
 # ---- many clients, many faults ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_24_clients_with_dropout_and_corrupted_answers_lose_little():
     words = {
         "clients": 24,

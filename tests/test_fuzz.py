@@ -109,7 +109,7 @@ def throw(targets: list[Target], count: int, make: Callable[[Target, random.Rand
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < GROWTH
 
 
-@pytest.mark.parametrize("count", [QUICK, pytest.param(RANDOM, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [QUICK, pytest.param(RANDOM, marks=pytest.mark.long)])
 def test_random_mutations(targets, count):
     throw(targets, count, lambda target, dice: mutated(target.wire, dice))
 
@@ -248,7 +248,7 @@ WAYS = [wrong_word, wrong_field, wrong_size, wrong_kind, wrong_values, wrong_ind
 WAYS += [not_a_header]
 
 
-@pytest.mark.parametrize("count", [QUICK, pytest.param(STRUCTURED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [QUICK, pytest.param(STRUCTURED, marks=pytest.mark.long)])
 def test_structured_mutations(targets, count):
     throw(targets, count, lambda target, dice: dice.choice(WAYS)(target, dice))
 

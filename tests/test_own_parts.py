@@ -250,7 +250,7 @@ def installed(tmp_path_factory):
     return place
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_installed_package_adds_by_name(installed, tmp_path):
     path = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])
     words = "method=fedavg+cautious network=stripe scenario=halves loss=softened metrics=doubt"
