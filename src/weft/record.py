@@ -116,8 +116,7 @@ class Record:
 
     def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
         """From now on the run goes on from here; files that no checkpoint names any more are removed."""
-        checksum = zlib.crc32(json.dumps(manifest).encode())
-        write_text(self.checkpoints / "manifest.json", json.dumps({**manifest, "checksum": checksum}))
+        write_manifest(self.checkpoints, manifest)
         for path in self.checkpoints.iterdir():
             if path.name not in files and path.name != "manifest.json":
                 path.unlink(missing_ok=True)
@@ -204,6 +203,12 @@ def read_manifest(checkpoints: Path) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, AttributeError):
         raise Problem(f"the checkpoint is corrupt: {path} cannot be read; run again in a new folder") from None
     return manifest
+
+
+def write_manifest(checkpoints: Path, manifest: dict[str, Any]) -> None:
+    """In one step, with a checksum of its own."""
+    checksum = zlib.crc32(json.dumps(manifest).encode())
+    write_text(checkpoints / "manifest.json", json.dumps({**manifest, "checksum": checksum}))
 
 
 def read_images(folder: Path) -> dict[str, str]:
