@@ -134,19 +134,28 @@ class Hub:
 
     def register(self) -> None:
         """Tell Flower of every site that it does not know: a new one, or all of them if its database was lost."""
-        known = {node["name"] for node in self.nodes()}
+        known = self._nodes()
         for name in self.sites():
-            if name not in known:
-                ask(["supernode", "register", str(self._public_key(name)), NAME, "--name", name], self.home)
-
-    def nodes(self) -> list[dict[str, Any]]:
-        said = ask(["supernode", "list", NAME], self.home)
-        found = [{key.replace("_", "-"): value for key, value in node.items()} for node in said["nodes"]]
-        return [node for node in found if node.get("status") != "unregistered"]
+            if self._numbers().get(name) not in known:
+                said = ask(["supernode", "register", str(self._public_key(name)), NAME, "--name", name], self.home)
+                numbers = self._numbers() | {name: str(said["node-id"])}
+                write_text(self.folder / "nodes.json", json.dumps(numbers) + "\n")
 
     def online(self) -> list[str]:
-        there = {node["name"] for node in self.nodes() if node["status"] == "online"}
-        return [name for name in self.sites() if name in there]
+        """The sites that are there now."""
+        nodes, numbers = self._nodes(), self._numbers()
+        return [name for name in self.sites() if nodes.get(numbers.get(name, "")) == "online"]
+
+    def _nodes(self) -> dict[str, str]:
+        """By Flower's number of a node, how it is; its list has no names."""
+        said = ask(["supernode", "list", NAME], self.home)
+        return {str(node["node-id"]): str(node["status"]) for node in said["nodes"]}
+
+    def _numbers(self) -> dict[str, str]:
+        """By site, Flower's number for it, which it said when the site was registered."""
+        path = self.folder / "nodes.json"
+        numbers: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return numbers
 
     def is_up(self) -> bool:
         return supervision.running(self.folder) is not None

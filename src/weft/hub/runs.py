@@ -93,7 +93,14 @@ def status_of(hub: Hub, run_id: str) -> str:
 def wait_for_sites(hub: Hub, names: list[str], say: Say, patience: float) -> None:
     """The first round is asked of all of them."""
     end, said = time.monotonic() + patience, ""
-    while missing := [name for name in names if name not in hub.online()]:
+    while True:
+        if not hub.is_up():
+            raise Problem(f"the hub in {hub.folder} is not up; weft hub start starts it")
+        missing = names
+        with contextlib.suppress(Problem):  # the SuperLink may be on its way up
+            missing = sorted(set(names) - set(hub.online()))
+        if not missing:
+            return
         if time.monotonic() > end:
             raise Problem(f"not there after {patience:.0f} s: {', '.join(missing)}; weft site start starts a site")
         if said != (said := ", ".join(missing)):
