@@ -159,9 +159,7 @@ class Session:
 
 def local_engine(record: Record, saved: Saved, memory: int, crew: Crew | None) -> Engine:
     plan, folder = record.plan, record.checkpoints
-    carrier: Carrier = (
-        Serial(plan, folder, saved, memory) if crew is None else Pool(plan, folder, saved, memory, crew)
-    )
+    carrier: Carrier = Serial(plan, folder, saved, memory) if crew is None else Pool(plan, folder, saved, memory, crew)
     return Clocked(plan, carrier, folder, saved)
 
 

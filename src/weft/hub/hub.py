@@ -1,10 +1,10 @@
-"""The hub's folder: certificates, who was invited, Flower's database, nginx's configuration; and what can be done with it.
+"""The hub's folder: certificates, who was invited, Flower's database, nginx's configuration; and what it can do.
 
-    hub.json    the address that sites are given, the port of the SuperLink on this machine's loopback
-    ca.crt      the authority that sites trust; ca.key, server.pem, server.key
-    sites.json  the sites by name, in the order in which they were invited: the plan's clients 0, 1, ...
-    nginx.conf  passes Flower's fleet path and nothing else
-    flower/     Flower's home and database; app/ what is submitted as a run; logs/
+hub.json    the address that sites are given, the port of the SuperLink on this machine's loopback
+ca.crt      the authority that sites trust; ca.key, server.pem, server.key
+sites.json  the sites by name, in the order in which they were invited: the plan's clients 0, 1, ...
+nginx.conf  passes Flower's fleet path and nothing else
+flower/     Flower's home and database; app/ what is submitted as a run; logs/
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ clientapp = "weft.engines.flower.client:app"
 [tool.flwr.app.config]
 folder = ""
 """
-NGINX = """# Passes the path on which sites talk, and nothing else: whoever reaches the others can run code on every site.
+NGINX = """# Passes the path on which sites talk and nothing else: whoever reaches the others can start runs.
 # nginx -p {folder} -c nginx.conf
 pid nginx.pid;
 error_log logs/nginx.log;
@@ -156,6 +156,15 @@ class Hub:
         path = self.folder / "nodes.json"
         numbers: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return numbers
+
+    def begun(self) -> list[str]:
+        """The folders of the runs that this hub began."""
+        path = self.folder / "runs.json"
+        folders: list[str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        return folders
+
+    def note(self, run: Path) -> None:
+        write_text(self.folder / "runs.json", json.dumps([*self.begun(), str(run)]) + "\n")
 
     def is_up(self) -> bool:
         return supervision.running(self.folder) is not None

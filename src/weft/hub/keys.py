@@ -19,7 +19,7 @@ CURVE = ec.SECP384R1  # the one that Flower asks for
 
 
 def make_certificates(folder: Path, host: str) -> None:
-    """An authority of the hub's own and a certificate for its server, good for `host` and for this machine's loopback."""
+    """An authority of the hub's own, and a certificate for its server, good for `host` and for loopback."""
     authority_key, server_key = ec.generate_private_key(CURVE()), ec.generate_private_key(CURVE())
     authority_name = _name("weft hub authority")
     authority = (
@@ -73,9 +73,7 @@ def check_secret(path: Path) -> None:
         raise Problem(f"others can read the key {path} (mode {mode:o}); chmod 600 {path}")
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
-) -> x509.CertificateBuilder:
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -115,4 +113,5 @@ def _alternative(host: str) -> x509.GeneralName:
 
 def _private_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     form = serialization.PrivateFormat.PKCS8
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+    return pem

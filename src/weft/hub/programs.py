@@ -43,6 +43,7 @@ def surroundings(home: Path, path: str | None = None) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PATH": path or os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until it sees that there is work; 1 else
         "PYTHONUNBUFFERED": "1",
     }
 

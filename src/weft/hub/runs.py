@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from weft import scenarios
-from weft.clock import Options as ClockOptions
 from weft.data import cache
 from weft.errors import Problem
 from weft.hub.hub import Hub
@@ -21,6 +20,7 @@ from weft.result import Result
 from weft.running import fresh_folder, is_over
 
 SITES, TROUBLE = "sites.json", "problem.txt"  # in the run folder: who takes part; why it cannot go on
+FLOWER = "flower.txt"  # the number of the last run that Flower made of it
 LOOK = 0.5  # seconds between two looks at the folder
 ASK = 5.0  # seconds between two questions to Flower
 STARTS = 20  # of one server app
@@ -34,7 +34,7 @@ def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
     names = hub.sites()
     if plan.clients != len(names):
         raise Problem(f"the plan has {plan.clients} clients, the hub has {len(names)} sites; add clients={len(names)}")
-    if plan.faults.any or plan.clock != ClockOptions():
+    if plan.faults.any or plan.clock != Plan().clock:
         raise Problem("clock.* and faults.* are drawn for clients of one machine; a hub has real ones: leave them out")
     for part in (plan.method, plan.network):
         if ":" in part:
@@ -44,11 +44,12 @@ def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
     Record.create(folder, plan, images).close()
     run = f"{plan.name}-{uuid.uuid4().hex[:12]}"
     write_text(folder / SITES, json.dumps({"names": names, "run": run}) + "\n")
+    hub.note(folder)
     return folder
 
 
-def is_run_of(hub: Hub, place: str) -> bool:
-    """Is it the folder of a run that this hub began and that may go on?"""
+def is_run(place: str) -> bool:
+    """Is it the folder of a run that a hub began?"""
     return (Path(place) / SITES).is_file() and (Path(place) / "run.json").is_file()
 
 
@@ -59,9 +60,7 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
     for _ in range(STARTS):
         if is_over(folder):
             return Result(folder)
-        (folder / TROUBLE).unlink(missing_ok=True)
-        said = ask(["run", str(hub.folder / "app"), NAME, "-c", f"folder={json.dumps(str(folder))}"], hub.home)
-        run_id = str(said["run-id"])
+        run_id = at_work(hub, folder) or submit(hub, folder)
         say(f"Flower's run {run_id} works on {folder}")
         watch(hub, folder, run_id)
         if not is_over(folder):
@@ -69,6 +68,22 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
                 raise Problem((folder / TROUBLE).read_text(encoding="utf-8").strip())
             say("the server app died; it is started again from its last checkpoint")
     raise Problem(f"the server app of {folder} died {STARTS} times; see logs/superexec.log of the hub")
+
+
+def submit(hub: Hub, folder: Path) -> str:
+    (folder / TROUBLE).unlink(missing_ok=True)
+    said = ask(["run", str(hub.folder / "app"), NAME, "-c", f"folder={json.dumps(str(folder))}"], hub.home)
+    run_id = str(said["run-id"])
+    write_text(folder / FLOWER, run_id + "\n")
+    return run_id
+
+
+def at_work(hub: Hub, folder: Path) -> str:
+    """Flower's run that works on the folder already, if there is one: two would be one too many."""
+    with contextlib.suppress(OSError, Problem):
+        run_id = (folder / FLOWER).read_text(encoding="utf-8").strip()
+        return "" if status_of(hub, run_id).startswith(OVER) else run_id
+    return ""
 
 
 def watch(hub: Hub, folder: Path, run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""The server app: the loop at the hub, in a process that Flower starts for each run. It always goes on with a run folder.
+"""The server app: the loop at the hub, in a process that Flower starts for each run; it goes on with a run folder.
 
 `weft hub run` has made the folder. If this process dies it is started again and goes on from the last checkpoint, which
 is made after each round; sites that had answered since then give the same answers again.

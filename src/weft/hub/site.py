@@ -1,8 +1,8 @@
 """A site's folder: who it is, which hub it trusts, its tasks, its memory of runs, and all that ever left it.
 
-    site.json   its name and the hub's address      key, ca.crt   who it is, whom it trusts
-    tasks.json  its tasks in order                  state/        what it remembers of each run
-    left.csv    each tensor that left               bin/          the programs that Flower may start here
+site.json   its name and the hub's address      key, ca.crt   who it is, whom it trusts
+tasks.json  its tasks in order                  state/        what it remembers of each run
+left.csv    each tensor that left               bin/          the programs that Flower may start here
 """
 
 from __future__ import annotations

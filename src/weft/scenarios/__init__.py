@@ -67,6 +67,7 @@ SCENARIOS = {
     "noniid-50": "weft.scenarios.noniid_50",
     "noniid-35": "weft.scenarios.noniid_35",
     "interference": "weft.scenarios.interference",
+    "sites": "weft.scenarios.sites",
 }
 
 

@@ -21,13 +21,11 @@ from weft.engines.flower.memory import Memory, NotYet
 from weft.errors import Problem
 from weft.plan import Plan
 
-app = ClientApp()
 RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the name of a folder
 
 OWN_NAME = re.compile(r"[0-9a-z][0-9a-z@+-]*")  # of a method or network: neither a file nor a module
 
 
-@app.train("weft")
 def on_message(message: Message, context: Context) -> Message:
     began = time.perf_counter()
     site = Path(str(context.node_config["site"]))
@@ -60,3 +58,7 @@ def read_plan(text: str) -> Plan:
     if "for" in given:
         raise Problem("the hub's plan has sections for other methods; it should be whole")
     return Plan.merge(given)
+
+
+app = ClientApp()
+app.train("weft")(on_message)

@@ -14,6 +14,8 @@ STYPE = "weft.message"  # how the array is to be read: by weft.message.decode, a
 KIND = "train.weft"  # Flower's word for what a client app is asked to do
 RECORD, WORDS, KEY = "weft", "words", "message"
 
+Words = dict[str, str | int | float | bool]
+
 
 class Asked(NamedTuple):
     wire: bytes
@@ -34,12 +36,12 @@ class BadEnvelope(Exception):  # noqa: N818 - whoever reads it goes on
 
 
 def pack(asked: Asked, node: int, lifetime: float) -> Message:
-    words = {"run": asked.run, "plan": asked.plan, "client": asked.client}
+    words: Words = {"run": asked.run, "plan": asked.plan, "client": asked.client}
     return Message(_content(asked.wire, words), dst_node_id=node, message_type=KIND, ttl=lifetime)
 
 
 def reply(answered: Answered, to: Message) -> Message:
-    words = {"seconds": answered.seconds, "waiting": answered.waiting, "left": answered.left}
+    words: Words = {"seconds": answered.seconds, "waiting": answered.waiting, "left": answered.left}
     return Message(_content(answered.wire, words), reply_to=to)
 
 
@@ -59,7 +61,7 @@ def unpack_reply(message: Message) -> Answered:
     return Answered(wire, seconds, waiting[:200], left)
 
 
-def _content(wire: bytes, words: dict[str, str | int | float | bool]) -> RecordDict:
+def _content(wire: bytes, words: Words) -> RecordDict:
     array = Array(dtype="uint8", shape=(len(wire),), stype=STYPE, data=wire)
     return RecordDict({RECORD: ArrayRecord({KEY: array}), WORDS: ConfigRecord(dict(words))})
 

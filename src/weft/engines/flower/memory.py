@@ -1,4 +1,4 @@
-"""What a site remembers of a run: its client's state and its last replies, on disk, since each message is a new process.
+"""What a site remembers of a run, on disk since each message is a new process: its client's state and last replies.
 
 A reply is on disk before it leaves. So whoever is asked the same thing again, because an answer was lost, a process was
 killed or a server went back to its checkpoint, answers with the same bytes and learns nothing twice.

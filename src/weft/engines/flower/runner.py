@@ -1,8 +1,8 @@
-"""What a site runs in place of Flower's `flwr-clientapp`: the same program, but with the client app that is installed here.
+"""What a site runs in place of Flower's `flwr-clientapp`: the same program, with the client app that is installed here.
 
-Flower ships an app, which is Python code, from the hub to every site and runs it there. A site of weft does not: it takes
-the message, lets the shipped code lie, and answers with its own. So whoever takes over a hub can send bad parameters, but
-cannot run a program at a site.
+Flower ships an app, which is Python code, from the hub to every site and runs it there. A site of weft does not: it
+takes the message, lets the shipped code lie, and answers with its own. So whoever takes over a hub can send bad
+parameters, but cannot run a program at a site.
 """
 
 from __future__ import annotations

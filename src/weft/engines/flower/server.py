@@ -11,10 +11,10 @@ from flwr.serverapp import Grid, ServerApp
 
 def server_app(work: Callable[[Grid, Path], None]) -> ServerApp:
     """The run's configuration names the folder of the run."""
-    app = ServerApp()
 
-    @app.main()
     def main(grid: Grid, context: Context) -> None:
         work(grid, Path(str(context.run_config["folder"])))
 
+    app = ServerApp()
+    app.main()(main)
     return app
