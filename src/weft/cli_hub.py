@@ -84,6 +84,8 @@ def invite_command(
     if path.exists():
         raise Problem(f"{path} is there already; choose another --out")
     write_secret(path, (json.dumps(hub.invite(name), indent=2) + "\n").encode())
+    if hub.is_up():
+        hub.register()  # else it is done when the hub starts
     say(f"{path}: at the site, weft site join {path.name}; it is a secret until then, and of no use afterwards")
 
 

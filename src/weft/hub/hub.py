@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from weft.errors import Problem
 from weft.hub import keys, supervision
 from weft.hub.programs import NAME, ask, check_flower, program, surroundings
@@ -64,6 +66,9 @@ http {{
             proxy_ssl_verify on;
             proxy_ssl_name localhost;
             proxy_read_timeout 300s;
+            proxy_request_buffering off;  # bytes go through: nginx may not write into this folder
+            proxy_buffering off;
+            proxy_http_version 1.1;
         }}
         location / {{
             return 403;
@@ -127,19 +132,19 @@ class Hub:
         private, public = keys.make_site_key()
         write_text(self._public_key(name), public)
         write_text(self.folder / "sites.json", json.dumps([*names, name]) + "\n")
-        if self.is_up():
-            self.register()
         authority = (self.folder / "ca.crt").read_text(encoding="utf-8")
         return {"weft": 1, "name": name, "hub": self.address, "authority": authority, "key": private}
 
     def register(self) -> None:
         """Tell Flower of every site that it does not know: a new one, or all of them if its database was lost."""
-        known = self._nodes()
-        for name in self.sites():
-            if self._numbers().get(name) not in known:
-                said = ask(["supernode", "register", str(self._public_key(name)), NAME, "--name", name], self.home)
-                numbers = self._numbers() | {name: str(said["node-id"])}
-                write_text(self.folder / "nodes.json", json.dumps(numbers) + "\n")
+        wait_for_port(self.port)
+        with filelock.FileLock(self.folder / ".registering"):
+            known = self._nodes()
+            for name in self.sites():
+                if self._numbers().get(name) not in known:
+                    said = ask(["supernode", "register", str(self._public_key(name)), NAME, "--name", name], self.home)
+                    numbers = self._numbers() | {name: str(said["node-id"])}
+                    write_text(self.folder / "nodes.json", json.dumps(numbers) + "\n")
 
     def online(self) -> list[str]:
         """The sites that are there now."""
@@ -189,7 +194,6 @@ class Hub:
         commands = {"superlink": self.superlink, "superexec": self.superexec}
 
         def ready() -> None:
-            wait_for_port(self.port)
             self.register()
             say(f"the hub is up; sites reach it at {self.address}; weft hub stop ends it")
 
