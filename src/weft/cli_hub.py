@@ -14,7 +14,7 @@ from rich.console import Console
 from weft import screens
 from weft.errors import Problem
 from weft.hub import supervision
-from weft.hub.programs import check_flower
+from weft.hub.programs import UP, check_flower
 from weft.plan import Plan
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve a fed
 out = Console()
 
 Folder = Annotated[Path, typer.Option("--folder", help="The hub's folder.")]
+Detached = Annotated[bool, typer.Option("--detach", help="In the background, until stopped.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 
@@ -58,9 +59,14 @@ def init_command(
 
 
 @app.command("start")
-def start_command(folder: Folder = Path("hub")) -> None:
+def start_command(folder: Folder = Path("hub"), detached: Detached = False) -> None:
     """Serve until stopped: Flower's SuperLink and what runs its server apps, started again if they die."""
-    open_hub(folder).start(say)
+    hub = open_hub(folder)
+    if detached:
+        supervision.detach(hub.folder, "hub", UP)
+        say(f"{UP}; sites reach it at {hub.address}; weft hub stop ends it")
+        return
+    hub.start(say)
 
 
 @app.command("stop")

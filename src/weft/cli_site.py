@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from weft import screens
-from weft.cli_hub import AsJson, say
+from weft.cli_hub import AsJson, Detached, say
 from weft.errors import Problem
 from weft.hub import supervision
 from weft.hub.programs import check_flower
@@ -88,9 +88,14 @@ def add_command(
 
 
 @app.command("start")
-def start_command(folder: Folder = Path("site")) -> None:
+def start_command(folder: Folder = Path("site"), detached: Detached = False) -> None:
     """Take part until stopped: Flower's SuperNode, started again if it dies."""
-    open_site(folder).start(say)
+    site = open_site(folder)
+    if detached:
+        supervision.detach(site.folder, "site", f"{site.name} serves")
+        say(f"{site.name} serves {site.hub}; weft site stop ends it")
+        return
+    site.start(say)
 
 
 @app.command("stop")

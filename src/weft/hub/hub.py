@@ -21,7 +21,7 @@ import filelock
 
 from weft.errors import Problem
 from weft.hub import keys, supervision
-from weft.hub.programs import NAME, ask, check_flower, program, surroundings
+from weft.hub.programs import NAME, UP, ask, check_flower, program, surroundings
 from weft.record import write_text
 
 SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -195,7 +195,7 @@ class Hub:
 
         def ready() -> None:
             self.register()
-            say(f"the hub is up; sites reach it at {self.address}; weft hub stop ends it")
+            say(f"{UP}; sites reach it at {self.address}; weft hub stop ends it")
 
         supervision.Supervisor(self.folder, commands, surroundings(self.home), say).run(ready)
 

@@ -14,6 +14,7 @@ from typing import Any
 from weft.errors import Problem
 
 FLWR = "1.41.0"
+UP = "the hub is up"
 NAME = "weft"  # of the connection in Flower's own configuration
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -161,6 +162,25 @@ def stop(folder: Path, patience: float = 30.0) -> bool:
         time.sleep(POLL)
         found = running(folder)
     return True
+
+
+def detach(folder: Path, kind: str, word: str, patience: float = 120.0) -> None:
+    """Start `weft hub start` or `weft site start` as a process of its own; returns when it says `word`."""
+    if running(folder) is not None:
+        raise Problem(f"{folder} is started already")
+    (folder / "logs").mkdir(exist_ok=True)
+    path = folder / "logs" / "supervisor.log"
+    command = [sys.executable, "-m", "weft", kind, "start", "--folder", str(folder)]
+    before = path.stat().st_size if path.exists() else 0
+    with path.open("ab") as log:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
+        )
+    end = time.monotonic() + patience
+    while word not in (said := path.read_bytes()[before:].decode(errors="replace")):
+        if process.poll() is not None or time.monotonic() > end:
+            raise Problem(f"it did not start: {' '.join(said.split())[-300:]} (see {path})")
+        time.sleep(POLL)
 
 
 def end_leftovers(folder: Path) -> None:
