@@ -17,6 +17,7 @@ import errno
 import importlib.metadata
 import io
 import json
+import math
 import os
 import platform
 import shutil
@@ -32,6 +33,7 @@ from weft.errors import Problem
 from weft.plan import Plan
 
 FORMAT = 1
+MOST_TASKS = 10_000  # a damaged line may claim any number
 COLUMNS = (int, int, int, float)  # of accuracy.csv
 TABLES = {
     "accuracy.csv": ("client", "after_task", "task", "accuracy"),
@@ -231,13 +233,17 @@ def read_rows(folder: Path, table: str) -> list[list[str]]:
 
 
 def accuracy_matrices(folder: Path) -> dict[int, list[list[float]]]:
-    """For each client its accuracy matrix: row t, column i is task i after learning task t."""
+    """For each client its accuracy matrix: row t, column i is task i after learning task t.
+
+    A site that never answered its test after a task leaves a row of NaN, since later rows may be there.
+    """
     found: dict[int, list[list[float]]] = {}
     for row in read_rows(folder, "accuracy.csv"):
         try:
             client, after_task, task, accuracy = (kind(value) for kind, value in zip(COLUMNS, row, strict=True))
             matrix = found.setdefault(client, [])
-            if task == 0:
+            if task == 0 and after_task < MOST_TASKS:
+                matrix += [[math.nan] * (missed + 1) for missed in range(len(matrix), after_task)]
                 matrix.append([])
             if (len(matrix) - 1, len(matrix[-1])) != (after_task, task):
                 raise ValueError
