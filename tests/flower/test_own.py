@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,9 @@ from federation import WEFT, Federation, events, outcome, wait_until
 from PIL import Image
 
 import weft
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
 
 
 def draw(folder: Path, seed: int) -> Path:
@@ -35,14 +39,17 @@ def test_own_images_waiting_and_leaving(federation: Federation, images: Path) ->
         federation.weft("site", "task", "add", "--name", "first", "--data", data, "--folder", name)
         if name != "cleo":
             federation.weft("site", "task", "add", "--name", "second", "--data", data, "--folder", name)
-    words = ["scenario=sites", "clients=3", "tasks=2", "rounds_per_task=1", "network=mlp"]
-    command = federation.start("own", [*WEFT, "hub", "run", "demo", *words, "--out", "own"])
+    (plan,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (federation.folder / "own.toml").write_text(plan, encoding="utf-8")
+    words = ["clients=3", "tasks=2", "rounds_per_task=1", "network=mlp"]
+    command = federation.start("own", [*WEFT, "hub", "run", "own.toml", *words, "--out", "own"])
     run = federation.folder / "own"
 
     def waits() -> bool:
         return (run / "journal.jsonl").exists() and "waiting" in [event["event"] for event in events(run)]
 
-    wait_until(waits, 240)
+    wait_until(lambda: waits() or command.poll() is not None, 240)
+    assert command.poll() is None, federation.log("own")
     assert [event["site"] for event in events(run) if event["event"] == "waiting"] == ["cleo"]
     assert "A 2.0" in outcome(run)
     federation.weft("site", "leave", "--folder", "cleo")

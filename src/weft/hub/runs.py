@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
+
 from weft import scenarios
 from weft.data import cache
 from weft.errors import Problem
@@ -87,17 +89,32 @@ def at_work(hub: Hub, folder: Path) -> str:
 
 
 def watch(hub: Hub, folder: Path, run_id: str) -> None:
-    """Until Flower says that this run is over, in whatever way."""
-    asked = time.monotonic()
-    while True:
+    """Until Flower says that this run is over, in whatever way.
+
+    To ask Flower costs seconds of a processor. While the server app holds the run's lock it is alive, and need not be
+    asked for; the lock is looked at only once the app has it, or it could not be taken.
+    """
+    journal = folder / "journal.jsonl"
+    before, asked = journal.stat().st_size, time.monotonic()
+    while not (folder / "summary.json").exists():
         time.sleep(LOOK)
-        if (folder / "summary.json").exists():
-            return
+        if journal.stat().st_size > before and is_held(folder):
+            continue
         if time.monotonic() - asked >= ASK:
             with contextlib.suppress(Problem):  # the SuperLink may be on its way up again
                 if status_of(hub, run_id).startswith(OVER):
                     return
             asked = time.monotonic()
+
+
+def is_held(folder: Path) -> bool:
+    lock = filelock.FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return True
+    lock.release()
+    return False
 
 
 def status_of(hub: Hub, run_id: str) -> str:
