@@ -77,8 +77,8 @@ def quick(monkeypatch):
         monkeypatch.setattr(TaskIdentity, key, value, raising=False)
 
 
-def run(folder: Path, grid: Loop) -> Path:
-    Record.create(folder, weft.Plan.merge(TINY)).close()
+def run(folder: Path, grid: Loop, **more: Any) -> Path:
+    Record.create(folder, weft.Plan.merge({**TINY, **more})).close()
     resume(folder, save_every=0, connect=lambda session, saved: connect(grid, ["a", "b"], "run", session, saved))
     return folder
 
@@ -108,6 +108,19 @@ def test_equal_though_answers_fail_and_are_lost(tmp_path, local):
 
     grid = Loop(tmp_path, ["a", "b"], spoil)
     assert outcome(run(tmp_path / "run", grid)) == local
+
+
+def test_equal_to_the_local_engine_with_task_clocks(tmp_path):
+    clocks = {"async": "tasks", "rounds_spread": 0.5}
+    local = weft.run(weft.Plan.merge({**TINY, **clocks}), tmp_path / "local")
+    assert outcome(run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **clocks)) == outcome(local.folder)
+
+
+@pytest.mark.parametrize("how", [{"async": "arrival"}, {"quorum": 1, "deadline": 60.0}], ids=str)
+def test_every_task_is_learned_as_answers_arrive(tmp_path, how):
+    folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **how)
+    assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
+    assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
 
 
 def far(grid: Loop, tmp_path: Path, saved: Saved | None = None, **more: Any) -> Far:

@@ -12,7 +12,6 @@ from PIL import Image
 
 import weft
 
-
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
 
 

@@ -15,7 +15,7 @@ from federation import Federation, free_port, wait_until
 from weft.hub.keys import make_site_key, write_secret
 from weft.hub.programs import program, surroundings
 
-REFUSED = 60  # seconds within which a SuperNode gives up
+REFUSED = 150  # seconds within which a SuperNode gives up
 
 
 def address(federation: Federation) -> str:

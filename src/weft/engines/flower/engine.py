@@ -55,6 +55,7 @@ class Flight:
     message_id: str = ""  # Flower's; none while the site is not there
     due: float = 0.0  # not to be sent before
     failures: int = 0
+    answered: Answered | None = None  # it is here, and nobody has taken it yet
 
 
 class Far:
@@ -106,7 +107,11 @@ class Far:
             self._look()
             self._give_up()
             self._send()
-            yield from self._pull()
+            self._pull()
+            for flight in [flight for flight in self._flights if flight.answered is not None]:
+                assert flight.answered is not None
+                self._flights.remove(flight)
+                yield Reply(flight.client, flight.answered.wire, flight.answered.seconds)
             if not self._flights and not (idle and not self.clients()):
                 return
             time.sleep(POLL)
@@ -153,6 +158,8 @@ class Far:
             self._flights.remove(flight)
 
     def _hopeless(self, flight: Flight) -> bool:
+        if flight.answered is not None:
+            return False
         return flight.client in self._left or (self._plan.deadline == "none" and self._lost(flight.client))
 
     # ---- to and fro --------------------------------------------------------------------------------------------------
@@ -166,18 +173,15 @@ class Far:
             (message_id,) = list(self._grid.push_messages([pack(asked, node, LIFETIME)])) or [""]
             flight.message_id, flight.due = message_id or "", self.now() + ASK_AGAIN
 
-    def _pull(self) -> Iterator[Reply]:
-        flown = {flight.message_id: flight for flight in self._flights if flight.message_id}
+    def _pull(self) -> None:
+        """Flower gives each reply once, and whoever listens may stop after any: so all are kept until taken."""
+        flown = {flight.message_id: flight for flight in self._flights if flight.message_id and not flight.answered}
         if not flown:
             return
         for message in self._grid.pull_messages(list(flown)):
             flight = flown.get(message.metadata.reply_to_message_id)
-            if flight is None or flight not in self._flights:
-                continue
-            answered = self._open(message, flight)
-            if answered is not None:
-                self._flights.remove(flight)
-                yield Reply(flight.client, answered.wire, answered.seconds)
+            if flight is not None:
+                flight.answered = self._open(message, flight)
 
     def _open(self, message: Message, flight: Flight) -> Answered | None:
         """The answer, if it is one; else it is noted why not, and the site is asked again."""
