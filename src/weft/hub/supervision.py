@@ -76,6 +76,7 @@ class Supervisor:
         changed = False
         for name, kept in self._kept.items():
             if kept.process is not None and kept.process.poll() is not None:
+                _signal_group(kept.pid, signal.SIGKILL)  # what it had started outlives it and would pile up
                 lived = time.monotonic() - kept.began
                 kept.pause = 0.0 if lived > LIVED else min(LONGEST_PAUSE, 2 * kept.pause + 1)
                 kept.due = time.monotonic() + kept.pause
