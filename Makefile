@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := build/peers
+FLOWER := build/flower
 
-.PHONY: demo test test-all quick lint peers clean
+.PHONY: demo test test-all test-flower quick lint peers clean
 
 demo: $(VENV)/ready
 	$(BIN)/weft demo
@@ -15,6 +16,10 @@ test: $(VENV)/ready-to-test lint
 # also the 100,000 damaged messages, 24 clients with faults, every mode killed, whole benchmarks, exported models
 test-all: $(VENV)/ready-to-test lint
 	$(BIN)/pytest -q -n 2
+
+# real hubs and sites on loopback, killed and refused; Flower pins what others need newer, so in an environment of its own
+test-flower: $(FLOWER)/ready
+	$(FLOWER)/bin/pytest -q tests/flower
 
 quick: $(VENV)/ready-to-test
 	$(BIN)/pytest -q -n 2 -m "not slow and not long"
@@ -39,6 +44,17 @@ $(VENV)/ready-to-test: $(VENV)/ready
 	@command -v chromedriver > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null; } \
 		|| echo "no Chromium here (Debian: apt-get install chromium chromium-driver): the pages are not tested in a browser" >&2
+	touch $@
+
+$(FLOWER)/ready: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
+		"$$(grep '^torch==' constraints-flower.txt)" hatchling editables
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
+		--no-build-isolation --editable ".[flower]" pytest
+	@command -v nginx > /dev/null || [ -x /usr/sbin/nginx ] || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light > /dev/null; } \
+		|| echo "no nginx here (Debian: apt-get install nginx-light): what it hides is NOT tested" >&2
 	touch $@
 
 # what users would pick instead, in an environment of its own: for `weft bench --peers`

@@ -108,7 +108,7 @@ def test_every_command_is_tested_here():
         warnings.simplefilter("ignore", DeprecationWarning)  # typer asks click for names that click wants to give up
         from weft.cli import app
     assert {one.name for one in app.registered_commands} == set(COMMANDS)
-    assert [one.name for one in app.registered_groups] == ["data"]  # test_cli_data.py
+    assert [one.name for one in app.registered_groups] == ["data", "hub", "site"]  # test_cli_data.py, tests/flower
 
 
 # ---- list ------------------------------------------------------------------------------------------------------------

@@ -81,6 +81,7 @@ METHOD_FILES = [name for name in under("weft.methods") if name not in ("weft.met
 CHAIN = [
     ["weft.cli"],
     ["weft.export"],
+    ["weft.hub"],
     ["weft.bench"],
     ["weft.repro"],
     ["weft.running"],
@@ -333,8 +334,16 @@ def test_only_known_packages_are_used():
     """What pyproject names, and the standard library; anything else would fail on a fresh machine."""
     allowed = {"weft", "torch", "numpy", "safetensors", "pydantic", "typer", "click", "rich", "filelock", "pandas"}
     allowed |= {"pooch", "requests", "PIL", "scipy", "matplotlib", "tensorboard", "onnxruntime", "onnxscript"}
+    allowed |= {"flwr", "cryptography"}
     used = {one.split(".")[0] for module in MODULES for one in of(module)}
     assert used - set(sys.stdlib_module_names) <= allowed
+
+
+def test_flower_is_in_one_folder():
+    """It renames things about yearly."""
+    users = {module for module in MODULES if named(of(module), "flwr")}
+    assert users
+    assert users <= set(under("weft.engines.flower"))
 
 
 def test_every_package_that_is_used_is_named_in_pyproject():

@@ -22,7 +22,7 @@ import typer.core
 from rich.console import Console
 from rich.padding import Padding
 
-from weft import cli_bench, cli_data, cli_export, cli_report, listing, repro, scenarios, screens
+from weft import cli_bench, cli_data, cli_export, cli_hub, cli_report, cli_site, listing, repro, scenarios, screens
 from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
@@ -47,6 +47,8 @@ app = typer.Typer(
     "Start with `weft demo`. Then: weft run demo method=fedavg clients=3 seed=1",
 )
 app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_hub.app, name="hub")
+app.add_typer(cli_site.app, name="site")
 app.command("bench")(cli_bench.bench_command)
 cli_report.add_to(app)
 cli_export.add_to(app)

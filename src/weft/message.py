@@ -78,6 +78,12 @@ class Message:
         )
 
 
+def failure(asked: Message, why: str) -> Message:
+    """The reply to a request that went wrong."""
+    words = (asked.receiver, asked.sender, asked.request_id, (), asked.step, asked.round)
+    return Message(*words, error=why)
+
+
 class PartWeight(NamedTuple):
     """What one part of a message weighs."""
 

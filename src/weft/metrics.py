@@ -1,11 +1,13 @@
 """The measures of continual learning: pure functions of one client's accuracy matrix; and means over clients and seeds.
 
 A matrix is a list of rows: `matrix[t][i]` is the test accuracy of task i after learning task t, so row t has the t + 1
-entries i = 0 .. t. All are fractions. A measure that is undefined for a matrix is None. Below, T is the last task.
+entries i = 0 .. t. All are fractions; a row of NaN is a test that a far-away site never answered, and is left out. A
+measure that is undefined for a matrix is None. Below, T is the last task.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
 from typing import NamedTuple, Protocol, TypeVar
@@ -31,11 +33,14 @@ def forgetting(matrix: Matrix) -> float | None:
     0.0
     >>> forgetting([[0.9]]) is None
     True
+    >>> round(forgetting([[math.nan], [0.7, 0.8], [0.6, 0.8, 0.5]]), 6)
+    0.05
     """
-    if len(matrix) < 2:
-        return None
-    last = len(matrix) - 1
-    return fmean(max(matrix[t][i] for t in range(i, last)) - matrix[last][i] for i in range(last))
+    last, drops = len(matrix) - 1, []
+    for i in range(last):
+        known = [matrix[t][i] for t in range(i, last) if not math.isnan(matrix[t][i])]
+        drops += [max(known) - matrix[last][i]] if known else []
+    return fmean(drops) if drops else None
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
@@ -46,10 +51,9 @@ def backward_transfer(matrix: Matrix) -> float | None:
     >>> round(backward_transfer([[0.9], [0.7, 0.8]]), 6)
     -0.2
     """
-    if len(matrix) < 2:
-        return None
     last = len(matrix) - 1
-    return fmean(matrix[last][i] - matrix[i][i] for i in range(last))
+    changes = [matrix[last][i] - matrix[i][i] for i in range(last) if not math.isnan(matrix[i][i])]
+    return fmean(changes) if changes else None
 
 
 def over_clients(measure: Callable[[Matrix], float | None], matrices: Iterable[Matrix]) -> float | None:

@@ -17,6 +17,7 @@ import errno
 import importlib.metadata
 import io
 import json
+import math
 import os
 import platform
 import shutil
@@ -32,6 +33,7 @@ from weft.errors import Problem
 from weft.plan import Plan
 
 FORMAT = 1
+MOST_TASKS = 10_000  # a damaged line may claim any number
 COLUMNS = (int, int, int, float)  # of accuracy.csv
 TABLES = {
     "accuracy.csv": ("client", "after_task", "task", "accuracy"),
@@ -121,8 +123,7 @@ class Record:
 
     def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
         """From now on the run goes on from here; files that no checkpoint names any more are removed."""
-        checksum = zlib.crc32(json.dumps(manifest).encode())
-        write_text(self.checkpoints / "manifest.json", json.dumps({**manifest, "checksum": checksum}))
+        write_manifest(self.checkpoints, manifest)
         for path in self.checkpoints.iterdir():
             if path.name not in files and path.name != "manifest.json":
                 path.unlink(missing_ok=True)
@@ -216,6 +217,12 @@ def read_manifest(checkpoints: Path) -> dict[str, Any] | None:
     return manifest
 
 
+def write_manifest(checkpoints: Path, manifest: dict[str, Any]) -> None:
+    """In one step, with a checksum of its own."""
+    checksum = zlib.crc32(json.dumps(manifest).encode())
+    write_text(checkpoints / "manifest.json", json.dumps({**manifest, "checksum": checksum}))
+
+
 def read_images(folder: Path) -> dict[str, str]:
     """The fingerprint of each dataset that a run uses; empty if its images are drawn, or if it is of an older weft."""
     path = folder / "environment.json"
@@ -236,13 +243,17 @@ def read_rows(folder: Path, table: str) -> list[list[str]]:
 
 
 def accuracy_matrices(folder: Path) -> dict[int, list[list[float]]]:
-    """For each client its accuracy matrix: row t, column i is task i after learning task t."""
+    """For each client its accuracy matrix: row t, column i is task i after learning task t.
+
+    A site that never answered its test after a task leaves a row of NaN, since later rows may be there.
+    """
     found: dict[int, list[list[float]]] = {}
     for row in read_rows(folder, "accuracy.csv"):
         try:
             client, after_task, task, accuracy = (kind(value) for kind, value in zip(COLUMNS, row, strict=True))
             matrix = found.setdefault(client, [])
-            if task == 0:
+            if task == 0 and after_task < MOST_TASKS:
+                matrix += [[math.nan] * (missed + 1) for missed in range(len(matrix), after_task)]
                 matrix.append([])
             if (len(matrix) - 1, len(matrix[-1])) != (after_task, task):
                 raise ValueError

@@ -18,7 +18,7 @@ from weft.result import Result
 from weft.scenarios import Scenario
 
 if TYPE_CHECKING:
-    from weft.session import Screen, Session
+    from weft.session import Connect, Screen, Session
 
 MEMORY = 1024  # megabytes of client states, up to MANY clients
 MANY = 20
@@ -58,8 +58,12 @@ def resume(
     memory: int | None = None,
     save_every: float = SAVE_EVERY,
     screen: Screen | None = None,
+    connect: Connect | None = None,
 ) -> Result:
-    """Go on with a run that was stopped; one that is over is left as it is."""
+    """Go on with a run that was stopped; one that is over is left as it is.
+
+    `connect` gives another engine than the local one, such as that of a hub with sites on other machines.
+    """
     check_resources(workers, memory, save_every)
     record = Record.open(Path(folder))
     if is_over(record.folder):
@@ -71,7 +75,7 @@ def resume(
         record.close()
         raise
     record.journal("resumed")
-    return _work(record, workers, memory, save_every, screen)
+    return _work(record, workers, memory, save_every, screen, connect)
 
 
 def check_images(folder: Path) -> None:
@@ -124,14 +128,21 @@ def check_resources(workers: int | Crew, memory: int | None = None, save_every: 
         raise Problem(f"save_every is {save_every} seconds; choose 0 or more")
 
 
-def _work(record: Record, workers: int | Crew, memory: int | None, save_every: float, screen: Screen | None) -> Result:
+def _work(
+    record: Record,
+    workers: int | Crew,
+    memory: int | None,
+    save_every: float,
+    screen: Screen | None,
+    connect: Connect | None = None,
+) -> Result:
     if memory is None:
         memory = MEMORY if record.plan.clients <= MANY else MEMORY_FOR_MANY
     crew = workers if isinstance(workers, Crew) else Crew(workers) if workers > 1 else None
     try:
         from weft.session import Session  # loads torch; by now the folder is on disk and the workers are on their way
 
-        session = Session(record, crew, memory, save_every, screen)
+        session = Session(record, crew, memory, save_every, screen, connect)
         try:
             session.federation.run()
             session.save()

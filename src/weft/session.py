@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -41,10 +41,22 @@ class Screen(Protocol):
     def answered(self, client: int, step: int, round_index: int, numbers: dict[str, Any]) -> None: ...
 
 
+Connect = Callable[["Session", Saved], Engine]
+
+
 class Session:
     """Listens to the loop, keeps the record, and knows how to save."""
 
-    def __init__(self, record: Record, crew: Crew | None, memory: int, save_every: float, screen: Screen | None):
+    def __init__(
+        self,
+        record: Record,
+        crew: Crew | None,
+        memory: int,
+        save_every: float,
+        screen: Screen | None,
+        connect: Connect | None = None,
+    ):
+        """`connect` gives another engine than the local one."""
         self.record, self.screen = record, screen
         self._save_every = save_every
         plan = record.plan
@@ -74,12 +86,7 @@ class Session:
         self._scenario = world.scenario
         self._measures: dict[tuple[int, int], list[dict[str, list[float | None]]]] = {}  # by client and step, as said
         self._measured: list[tuple[int, int, int, str, str, float | None]] = []
-        carrier: Carrier = (
-            Serial(plan, record.checkpoints, saved, memory)
-            if crew is None
-            else Pool(plan, record.checkpoints, saved, memory, crew)
-        )
-        self._engine: Engine = Clocked(plan, carrier, record.checkpoints, saved)
+        self._engine = local_engine(record, saved, memory, crew) if connect is None else connect(self, saved)
         schedule = Schedule(plan, world.scenario, world.method)
         inspector = Inspector.of(world.method, network.layout, initial_body(network, plan.seed), plan.norm_bound)
         self.federation = Federation(
@@ -160,6 +167,12 @@ class Session:
         self._engine.close()
         torch.set_num_threads(self._threads)  # a program that calls weft.run gets its threads back
         torch.set_flush_denormal(False)
+
+
+def local_engine(record: Record, saved: Saved, memory: int, crew: Crew | None) -> Engine:
+    plan, folder = record.plan, record.checkpoints
+    carrier: Carrier = Serial(plan, folder, saved, memory) if crew is None else Pool(plan, folder, saved, memory, crew)
+    return Clocked(plan, carrier, folder, saved)
 
 
 def _place(row: Sequence[str]) -> tuple[int, str]:

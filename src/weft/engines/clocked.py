@@ -17,7 +17,7 @@ from typing import Any
 from weft.clock import Clock
 from weft.engines import Carrier, Reply, Request, Saved
 from weft.faults import Fate, corrupted, fate
-from weft.message import Message, decode, encode
+from weft.message import decode, encode, failure
 from weft.plan import Plan
 from weft.state import State
 
@@ -116,7 +116,8 @@ class Clocked:
         waiting = [flight for flight in self._flights if not flight.computed]
         for flight in waiting:
             if flight.fate == "crash":
-                flight.wire, flight.computed = _error_reply(flight.wire), True
+                crashed = failure(decode(flight.wire), "it crashed, as the plan wants some to")
+                flight.wire, flight.computed = encode(crashed), True
         waiting = [flight for flight in waiting if not flight.computed]
         of_client: dict[int, list[Flight]] = {}
         for flight in waiting:
@@ -135,12 +136,6 @@ class Clocked:
 
     def close(self) -> None:
         self._carrier.close()
-
-
-def _error_reply(wire: bytes) -> bytes:
-    asked = decode(wire)
-    words = (asked.receiver, asked.sender, asked.request_id, (), asked.step, asked.round)
-    return encode(Message(*words, error="it crashed, as the plan wants some to"))
 
 
 def _described(folder: Path | None, flight: Flight) -> dict[str, Any]:

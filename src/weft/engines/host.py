@@ -33,6 +33,9 @@ class Host:
         self._changed: set[int] = set()  # clients whose state is newer than what is saved
         self._answers: dict[int, int] = {}  # how often a client's state has moved on: part of its file names
 
+    def has_task(self, client: int, step: int) -> bool:
+        return step < len(self._world.scenario.sequences[client])
+
     def answer(self, client: int, wire: bytes) -> bytes:
         state = self._awake.pop(client, None) or self._wake(client)
         reply = answer(self._world, client, state, wire)

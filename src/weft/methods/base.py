@@ -169,6 +169,9 @@ class Method:
     def collect(self, server: State, client: int, step: int, reply: Message) -> None:
         """Take in what a client gives once, at the end of a task."""
 
+    def part(self, server: State, client: int) -> None:
+        """A client has left for good: remove what it gave and what is kept for it."""
+
     # ---- client half, in calling order -------------------------------------------------------------------------------
 
     def join(self, client: State, lesson: Lesson) -> None:

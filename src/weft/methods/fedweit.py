@@ -202,6 +202,12 @@ class FedWeIT(APD):
         if (adaptive := reply.tensors.get("adaptive")) is not None:
             server.archive[f"{client}.{step}"] = adaptive
 
+    def part(self, server: State, client: int) -> None:
+        for key in [key for key in server.archive if key.split(".")[0] == str(client)]:
+            del server.archive[key]
+        for table in ("held", "offered"):
+            server.numbers.get(table, {}).pop(str(client), None)
+
     # ---- client half -------------------------------------------------------------------------------------------------
 
     def begin(self, client: State, lesson: Lesson) -> None:

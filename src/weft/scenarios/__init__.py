@@ -111,6 +111,7 @@ SCENARIOS = {
     "noniid-35": "weft.scenarios.noniid_35",
     "interference": "weft.scenarios.interference",
     "folders": "weft.scenarios.folders",
+    "sites": "weft.scenarios.sites",
 }
 GROUP = "weft.scenarios"  # of entry points, by which installed packages add to them
 

@@ -1,0 +1,162 @@
+"""`weft hub`: the machine that sites of a federation reach, and runs over all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from weft import screens
+from weft.errors import Problem
+from weft.hub import supervision
+from weft.hub.programs import UP, check_flower
+from weft.plan import Plan
+
+if TYPE_CHECKING:
+    from weft.hub.hub import Hub
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve a federation of many machines.")
+out = Console()
+
+Folder = Annotated[Path, typer.Option("--folder", help="The hub's folder.")]
+Detached = Annotated[bool, typer.Option("--detach", help="In the background, until stopped.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
+
+
+def say(line: str) -> None:
+    """A line at once, also into a pipe."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def open_hub(folder: Path) -> Hub:
+    check_flower()
+    from weft.hub.hub import Hub
+
+    return Hub(folder)
+
+
+@app.command("init")
+def init_command(
+    folder: Folder = Path("hub"),
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT at which sites reach nginx; else they are on this machine.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65534, help="Of the SuperLink, on this machine's loopback.")] = 9092,
+) -> None:
+    """Make a hub's folder: an authority and certificates, keys, Flower's configuration and nginx's."""
+    check_flower()
+    from weft.hub.hub import Hub
+
+    hub = Hub.create(folder, address, port)
+    say(f"{folder}: a hub that sites reach at {hub.address}")
+    say(f"weft hub start --folder {folder}   serves it; weft hub invite NAME --folder {folder}   lets a site in")
+
+
+@app.command("start")
+def start_command(folder: Folder = Path("hub"), detached: Detached = False) -> None:
+    """Serve until stopped: Flower's SuperLink and what runs its server apps, started again if they die."""
+    hub = open_hub(folder)
+    if detached:
+        supervision.detach(hub.folder, "hub", UP)
+        say(f"{UP}; sites reach it at {hub.address}; weft hub stop ends it")
+        return
+    hub.start(say)
+
+
+@app.command("stop")
+def stop_command(folder: Folder = Path("hub")) -> None:
+    """End what `weft hub start` started. A run goes on when the hub is started and told again."""
+    hub = open_hub(folder)
+    say(f"{folder} is stopped" if supervision.stop(hub.folder) else f"{folder} was not started")
+
+
+@app.command("invite")
+def invite_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")],
+    folder: Folder = Path("hub"),
+    file: Annotated[Path | None, typer.Option("--out", help="The invitation's file; else NAME.json.")] = None,
+) -> None:
+    """Make an invitation: the file with which a site joins. It holds the site's private key: send it by a safe way."""
+    hub = open_hub(folder)
+    from weft.hub.keys import write_secret
+
+    path = file or Path(f"{name}.json")
+    if path.exists():
+        raise Problem(f"{path} is there already; choose another --out")
+    write_secret(path, (json.dumps(hub.invite(name), indent=2) + "\n").encode())
+    if hub.is_up():
+        hub.register()  # else it is done when the hub starts
+    say(f"{path}: at the site, weft site join {path.name}; it is a secret until then, and of no use afterwards")
+
+
+@app.command("status")
+def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> None:
+    """What is running, which sites are there, and how the runs that this hub began are doing."""
+    hub = open_hub(folder)
+    found = supervision.running(hub.folder)
+    online = hub.online() if found is not None else []
+    sites = [{"site": name, "client": place, "there": name in online} for place, name in enumerate(hub.sites())]
+    states = [_state(Path(path)) for path in hub.begun()]
+    if as_json:
+        sys.stdout.write(json.dumps({"processes": found, "sites": sites, "runs": states}, indent=2) + "\n")
+        return
+    say(f"{folder} is {'up' if found else 'down'}; sites reach it at {hub.address}")
+    for name, words in (found["processes"] if found else {}).items():
+        say(f"  {name}: process {words['pid']}, started {words['starts']} times")
+    for words in sites:
+        say(f"  client {words['client']}: {words['site']}, {'there' if words['there'] else 'away'}")
+    for state in states:
+        said = ", ".join(f"{key} {value}" for key, value in state.items() if key != "folder")
+        say(f"  {state['folder']}: {said}")
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """A run as its folder tells it."""
+    from weft.record import read_manifest
+
+    manifest = read_manifest(folder / "checkpoints") if folder.is_dir() else None
+    progress: dict[str, Any] = manifest["progress"] if manifest else {"round": 0, "incidents": {}}
+    over = (folder / "summary.json").exists()
+    return {
+        "folder": os.path.relpath(folder),
+        "rounds": progress["round"],
+        "incidents": sum(progress["incidents"].values()),
+        "of": " ".join(f"client {client}: {count}" for client, count in progress["incidents"].items()) or "nobody",
+        "over": over,
+    }
+
+
+@app.command("run")
+def run_command(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan, or the folder of a run that was stopped.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Plan keys.")] = None,
+    folder: Folder = Path("hub"),
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The new run folder; else under runs/.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for sites that are not there.")] = 600.0,
+) -> None:
+    """Run a plan over all sites: weft hub run demo clients=3
+
+    The plan's clients are the sites in the order of their invitations. With a run folder it goes on with that run.
+    """
+    hub = open_hub(folder)
+    from weft.hub import runs
+
+    if runs.is_run(plan):
+        if words or out_folder:
+            raise Problem(f"{plan} is a run that goes on as it was; leave out {' '.join(words or ['--out'])}")
+        place = Path(plan).absolute()
+    else:
+        place = runs.prepare(hub, Plan.load(plan, words or []), out_folder)
+    try:
+        result = runs.work(hub, place, say, wait)
+    except KeyboardInterrupt:
+        say(f"\nthe run goes on at the hub; weft hub run {place} watches it again")
+        raise typer.Exit(130) from None
+    out.print(screens.comparison([result.summary]))
+    say(str(place))

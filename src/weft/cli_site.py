@@ -1,0 +1,152 @@
+"""`weft site`: a machine whose data stays on it, as part of a federation."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from weft import screens
+from weft.cli_hub import AsJson, Detached, say
+from weft.errors import Problem
+from weft.hub import supervision
+from weft.hub.programs import check_flower
+from weft.record import write_text
+from weft.scenarios import sites
+
+if TYPE_CHECKING:
+    from weft.hub.site import Site
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Take part in a federation with data of your own.")
+tasks = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The site's own tasks.")
+app.add_typer(tasks, name="task")
+out = Console()
+
+Folder = Annotated[Path, typer.Option("--folder", help="The site's folder.")]
+Images = Annotated[Path, typer.Argument(metavar="FOLDER", help="Images, with a subfolder for each class.")]
+
+
+def open_site(folder: Path) -> Site:
+    check_flower()
+    from weft.hub.site import Site
+
+    return Site(folder)
+
+
+@app.command("join")
+def join_command(
+    invitation: Annotated[Path, typer.Argument(metavar="FILE", help="The invitation that the hub made.")],
+    folder: Folder = Path("site"),
+) -> None:
+    """Make a site's folder out of an invitation. It takes part once it is started."""
+    check_flower()
+    from weft.hub.site import Site
+
+    site = Site.join(invitation, folder)
+    say(f"{folder}: {site.name}, of the hub at {site.hub}; remove {invitation}, its key is in {folder} now")
+    say(f"weft site start --folder {folder}   takes part")
+
+
+@app.command("check")
+def check_command(images: Images, as_json: AsJson = False) -> None:
+    """What a folder of images would be as a task, and what is wrong with it. Nothing is sent or kept."""
+    found = sites.look(images)
+    if as_json:
+        classes = {name: len(paths) for name, paths in found.classes.items()}
+        sys.stdout.write(json.dumps({"classes": classes, "faults": found.faults}, indent=2) + "\n")
+        return
+    for name, paths in found.classes.items():
+        parts = sites.cut(paths) if len(paths) >= sites.FEWEST else {}
+        said = ", ".join(f"{len(some)} to {part}" for part, some in parts.items())
+        say(f"  {name}: {len(paths)} images{f', {said}' if said else ''}")
+    for fault in found.faults:
+        say(f"  wrong: {fault}")
+    say("it can be a task" if not found.faults else "it cannot be a task yet")
+
+
+@tasks.command("add")
+def add_command(
+    name: Annotated[str, typer.Option(help="What the task is called here; the hub does not learn it.")],
+    data: Annotated[Path, typer.Option(help="Images, with a subfolder for each class.")],
+    folder: Folder = Path("site"),
+) -> None:
+    """Announce the site's next task, for plans with scenario=sites. A run that waits for it goes on."""
+    site = open_site(folder)
+    found, listed = sites.look(data), sites.listed(site.folder)
+    if found.faults:
+        raise Problem(f"{found.faults[0]} (weft site check {data} says all)")
+    if name in [task["name"] for task in listed]:
+        raise Problem(f"{site.name} has a task {name} already; choose another name")
+    listed.append({"name": name, "folder": str(data.resolve())})
+    write_text(site.folder / "tasks.json", json.dumps(listed, indent=2) + "\n")
+    images = sum(map(len, found.classes.values()))
+    say(f"{site.name}: task {len(listed) - 1} is {name}, {len(found.classes)} classes, {images} images")
+
+
+@app.command("start")
+def start_command(folder: Folder = Path("site"), detached: Detached = False) -> None:
+    """Take part until stopped: Flower's SuperNode, started again if it dies."""
+    site = open_site(folder)
+    if detached:
+        supervision.detach(site.folder, "site", f"{site.name} serves")
+        say(f"{site.name} serves {site.hub}; weft site stop ends it")
+        return
+    site.start(say)
+
+
+@app.command("stop")
+def stop_command(folder: Folder = Path("site")) -> None:
+    """End what `weft site start` started; the site stays a member."""
+    site = open_site(folder)
+    say(f"{folder} is stopped" if supervision.stop(site.folder) else f"{folder} was not started")
+
+
+@app.command("status")
+def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None:
+    """Whether the site is up, its tasks, and what it has answered in which run."""
+    site = open_site(folder)
+    found: dict[str, Any] = {
+        "name": site.name,
+        "hub": site.hub,
+        "left": site.has_left,
+        "processes": supervision.running(site.folder),
+        "tasks": sites.listed(site.folder),
+        "runs": site.runs(),
+    }
+    if as_json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        return
+    left = "; it has left" if site.has_left else ""
+    say(f"{site.name} of {site.hub} is {'up' if found['processes'] else 'down'}{left}")
+    for place, task in enumerate(found["tasks"]):
+        say(f"  task {place}: {task['name']} ({task['folder']})")
+    for run, words in found["runs"].items():
+        say(f"  {run}: {words['answers']} answers, the last to {words['last']} (task.round.client)")
+
+
+@app.command("leave")
+def leave_command(folder: Folder = Path("site")) -> None:
+    """Leave the federation. The hub removes this site's A's from the knowledge base when it asks next."""
+    site = open_site(folder)
+    site.leave()
+    say(f"{site.name} answers nothing any more; keep it started until the hub has asked once (weft site status)")
+
+
+@app.command("left")
+def left_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None:
+    """All that has left this site: each tensor, its shape and bytes, when, and to whom."""
+    site = open_site(folder)
+    from weft.engines.flower import left
+
+    rows = left.read(site.folder)
+    if as_json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif not rows:
+        say(f"nothing has left {site.name}")
+    else:
+        out.print(screens.listing(rows, left.COLUMNS))
+        say(f"{sum(int(row['bytes']) for row in rows):,} bytes have left {site.name}")

@@ -1,0 +1,225 @@
+"""Far: an engine whose clients are sites on other machines, behind Flower's grid.
+
+Flower tells of a site that died within a minute, lets it in again within another, and forgets nothing that its database
+holds. What is left to do here: ask again whoever did not answer, for as long as there is patience, since a site answers
+the same request with the same bytes; and tell the journal.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from flwr.app import Message
+
+from weft.engines import Reply, Request, Saved
+from weft.engines.flower.envelope import Answered, Asked, BadEnvelope, pack, unpack_reply
+from weft.message import decode, encode, failure
+from weft.plan import Plan
+from weft.state import State
+
+POLL = 0.25  # seconds between two looks for replies
+ASK_AGAIN = 3.0  # seconds until a site is asked again after a failure, or after it had no task yet
+LOOK = 1.0  # seconds for which the list of who is there is good
+LIFETIME = 86_400.0  # seconds that Flower keeps a message
+FAILURES = 3  # so often a client app may break before that is its answer
+BROKEN = (1, 2, 6, 7)  # Flower's codes for an app that cannot be loaded or raised; all others are about machines
+
+Tell = Callable[..., None]
+
+
+class Node(Protocol):
+    node_id: int
+    name: str
+
+
+class Grid(Protocol):
+    """The part of Flower's grid that is used."""
+
+    def get_nodes(self) -> Iterable[Node]: ...
+    def push_messages(self, messages: list[Message]) -> Iterable[str]: ...
+    def pull_messages(self, message_ids: list[str]) -> Iterable[Message]: ...
+
+
+@dataclass
+class Flight:
+    """A request on its way."""
+
+    client: int
+    request_id: str
+    wire: bytes
+    message_id: str = ""  # Flower's; none while the site is not there
+    due: float = 0.0  # not to be sent before
+    failures: int = 0
+    answered: Answered | None = None  # it is here, and nobody has taken it yet
+
+
+class Far:
+    def __init__(
+        self,
+        plan: Plan,
+        grid: Grid,
+        sites: list[str],
+        run: str,
+        folder: Path,
+        saved: Saved,
+        tell: Tell,
+        patience: float,
+        on_leave: Callable[[int], None],
+    ):
+        """`sites` are the names by which the hub registered them, in the order of the plan's clients.
+
+        Without a deadline in the plan a site that is away is waited for, for `patience` seconds.
+        """
+        self._plan, self._grid, self._sites, self._run, self._folder = plan, grid, sites, run, folder
+        self._text = plan.toml()
+        self._tell, self._on_leave = tell, on_leave
+        self._patience = patience if plan.deadline == "none" else 0.0
+        self._began = time.monotonic() - float(saved.clock.get("now", 0.0))
+        self._left: set[int] = set(saved.clock.get("left", []))
+        self._seen = dict.fromkeys(range(len(sites)), self.now())  # when each site was last there
+        self._away: set[int] = set()
+        self._waiting: dict[int, str] = {}
+        self._nodes: dict[int, int] = {}
+        self._looked = -math.inf
+        self._flights = [_load(folder, described) for described in saved.clock.get("flights", [])]
+
+    def clients(self) -> list[int]:
+        """Who is there, and who was there a short while ago and will presumably be back."""
+        self._look()
+        return [client for client in range(len(self._sites)) if client not in self._left and not self._lost(client)]
+
+    def now(self) -> float:
+        return time.monotonic() - self._began
+
+    def exchange(self, requests: Iterable[Request], deadline: float | None = None) -> Iterator[Reply]:
+        end = math.inf if deadline is None else self.now() + deadline
+        for request in requests:
+            self._flights = [flight for flight in self._flights if flight.request_id != request.request_id]
+            self._flights.append(Flight(request.client, request.request_id, request.wire))
+            self._send()
+        idle = not self._flights
+        while self.now() <= end:
+            self._look()
+            self._give_up()
+            self._send()
+            self._pull()
+            for flight in [flight for flight in self._flights if flight.answered is not None]:
+                assert flight.answered is not None
+                self._flights.remove(flight)
+                yield Reply(flight.client, flight.answered.wire, flight.answered.seconds)
+            if not self._flights and not (idle and not self.clients()):
+                return
+            time.sleep(POLL)
+
+    def save(self) -> Saved:
+        """Sites keep their own states. What they were asked and did not answer is asked again after a restart."""
+        flights = [
+            {
+                "client": flight.client,
+                "request_id": flight.request_id,
+                "wire": State(reply=flight.wire).save(self._folder, f"flight-{flight.request_id}"),
+            }
+            for flight in self._flights
+        ]
+        return Saved({}, {}, {"now": self.now(), "flights": flights, "left": sorted(self._left)})
+
+    def close(self) -> None:
+        """The grid is Flower's to close."""
+
+    # ---- who is there ------------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        if self.now() - self._looked < LOOK:
+            return
+        there = {node.name: node.node_id for node in self._grid.get_nodes()}
+        self._looked = self.now()
+        self._nodes = {client: there[name] for client, name in enumerate(self._sites) if name in there}
+        for client in range(len(self._sites)):
+            if client in self._nodes:
+                self._seen[client] = self._looked
+                if client in self._away:
+                    self._away.discard(client)
+                    self._say("back", client)
+            elif client not in self._away and client not in self._left:
+                self._away.add(client)
+                self._say("away", client)
+
+    def _lost(self, client: int) -> bool:
+        return client not in self._nodes and self.now() - self._seen[client] >= self._patience
+
+    def _give_up(self) -> None:
+        """What nobody will answer is on its way no more: the loop goes on without it."""
+        for flight in [flight for flight in self._flights if self._hopeless(flight)]:
+            self._flights.remove(flight)
+
+    def _hopeless(self, flight: Flight) -> bool:
+        if flight.answered is not None:
+            return False
+        return flight.client in self._left or (self._plan.deadline == "none" and self._lost(flight.client))
+
+    # ---- to and fro --------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        for flight in self._flights:
+            node = self._nodes.get(flight.client)
+            if flight.message_id or node is None or self.now() < flight.due:
+                continue
+            asked = Asked(flight.wire, self._run, self._text, flight.client)
+            (message_id,) = list(self._grid.push_messages([pack(asked, node, LIFETIME)])) or [""]
+            flight.message_id, flight.due = message_id or "", self.now() + ASK_AGAIN
+
+    def _pull(self) -> None:
+        """Flower gives each reply once, and whoever listens may stop after any: so all are kept until taken."""
+        flown = {flight.message_id: flight for flight in self._flights if flight.message_id and not flight.answered}
+        if not flown:
+            return
+        for message in self._grid.pull_messages(list(flown)):
+            flight = flown.get(message.metadata.reply_to_message_id)
+            if flight is not None:
+                flight.answered = self._open(message, flight)
+
+    def _open(self, message: Message, flight: Flight) -> Answered | None:
+        """The answer, if it is one; else it is noted why not, and the site is asked again."""
+        if message.has_error():
+            code, reason = message.error.code, (message.error.reason or "").strip()[:300]
+            if code in BROKEN:
+                flight.failures += 1
+                if flight.failures >= FAILURES:
+                    return Answered(encode(failure(decode(flight.wire), reason)))
+            self._ask_again(flight, f"Flower's error {code}: {reason}")
+            return None
+        try:
+            answered = unpack_reply(message)
+        except BadEnvelope as fault:
+            self._ask_again(flight, str(fault))
+            return None
+        if answered.left:
+            self._left.add(flight.client)
+            self._say("left", flight.client)
+            self._on_leave(flight.client)
+            return None
+        if answered.waiting:
+            if self._waiting.get(flight.client) != answered.waiting:
+                self._say("waiting", flight.client, reason=answered.waiting)
+            self._waiting[flight.client] = answered.waiting
+            flight.message_id, flight.due = "", self.now() + ASK_AGAIN
+            return None
+        self._waiting.pop(flight.client, None)
+        return answered
+
+    def _ask_again(self, flight: Flight, reason: str) -> None:
+        flight.message_id, flight.due = "", self.now() + ASK_AGAIN
+        self._say("asked-again", flight.client, request=flight.request_id, reason=reason)
+
+    def _say(self, event: str, client: int, **facts: Any) -> None:
+        self._tell(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)
+
+
+def _load(folder: Path, described: dict[str, Any]) -> Flight:
+    wire = State.load(folder, described["wire"]).reply
+    return Flight(described["client"], described["request_id"], wire)

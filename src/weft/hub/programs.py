@@ -1,0 +1,63 @@
+"""Flower's programs: where they are, and the surroundings in which they call nobody but the configured hub."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from weft.errors import Problem
+
+FLWR = "1.41.0"
+UP = "the hub is up"
+NAME = "weft"  # of the connection in Flower's own configuration
+
+
+def check_flower() -> None:
+    try:
+        found = metadata.version("flwr")
+    except metadata.PackageNotFoundError:
+        raise Problem("this needs Flower: pip install 'weft[flower]'") from None
+    if found != FLWR:
+        raise Problem(f"flwr {found} is installed, weft works with {FLWR}: pip install flwr=={FLWR}")
+
+
+def program(name: str) -> str:
+    """The whole path of one of Flower's commands, beside the Python that runs this."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        raise Problem(f"{name} is not there; pip install 'weft[flower]'")
+    return found
+
+
+def surroundings(home: Path, path: str | None = None) -> dict[str, str]:
+    """The environment of Flower's programs: a home of their own, no telemetry, no look for updates."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
+    beside = str(Path(sys.executable).parent)
+    return kept | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "PATH": path or os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until it sees that there is work; 1 else
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def ask(words: list[str], home: Path) -> Any:
+    """What `flwr` says, as JSON; a `Problem` with its own words if it says no."""
+    command = [program("flwr"), *words, "--format", "json"]
+    done = subprocess.run(command, env=surroundings(home), capture_output=True, text=True, timeout=120, check=False)
+    try:
+        said = json.loads(done.stdout)
+    except ValueError:
+        said = {"success": False, "error-message": (done.stderr or done.stdout).strip()}
+    if done.returncode != 0 or (isinstance(said, dict) and said.get("success") is False):
+        why = " ".join(str(said.get("error-message") or done.stderr or said).split())
+        raise Problem(f"flwr {' '.join(words[:2])} failed: {why[:400]}")
+    return said

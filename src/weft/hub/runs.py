@@ -1,0 +1,140 @@
+"""A run at the hub: make its folder, hand it to Flower, watch it, and hand it over again if its server app dies."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+
+from weft import scenarios
+from weft.data import cache
+from weft.errors import Problem
+from weft.hub.hub import Hub
+from weft.hub.programs import NAME, ask
+from weft.plan import Plan
+from weft.record import Record, read_plan, write_text
+from weft.result import Result
+from weft.running import fresh_folder, is_over
+
+SITES, TROUBLE = "sites.json", "problem.txt"  # in the run folder: who takes part; why it cannot go on
+FLOWER = "flower.txt"  # the number of the last run that Flower made of it
+LOOK = 0.5  # seconds between two looks at the folder
+ASK = 5.0  # seconds between two questions to Flower
+STARTS = 20  # of one server app
+OVER = "finished"
+
+Say = Callable[[str], None]
+
+
+def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
+    """A new run folder for the sites of the hub."""
+    names = hub.sites()
+    if plan.clients != len(names):
+        raise Problem(f"the plan has {plan.clients} clients, the hub has {len(names)} sites; add clients={len(names)}")
+    if plan.faults.any or plan.clock != Plan().clock:
+        raise Problem("clock.* and faults.* are drawn for clients of one machine; a hub has real ones: leave them out")
+    for part in (plan.method, plan.network):
+        if ":" in part:
+            raise Problem(f"a site runs only what comes with weft, and the plan names {part}")
+    images = {name: cache.fingerprint(name) for name in scenarios.of(plan).datasets}
+    folder = (out or fresh_folder(plan)).absolute()
+    Record.create(folder, plan, images).close()
+    run = f"{plan.name}-{uuid.uuid4().hex[:12]}"
+    write_text(folder / SITES, json.dumps({"names": names, "run": run}) + "\n")
+    hub.note(folder)
+    return folder
+
+
+def is_run(place: str) -> bool:
+    """Is it the folder of a run that a hub began?"""
+    return (Path(place) / SITES).is_file() and (Path(place) / "run.json").is_file()
+
+
+def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
+    """Until the run is over. Whoever stops this does not stop the run."""
+    read_plan(folder)
+    wait_for_sites(hub, json.loads((folder / SITES).read_text(encoding="utf-8"))["names"], say, wait)
+    for _ in range(STARTS):
+        if is_over(folder):
+            return Result(folder)
+        run_id = at_work(hub, folder) or submit(hub, folder)
+        say(f"Flower's run {run_id} works on {folder}")
+        watch(hub, folder, run_id)
+        if not is_over(folder):
+            if (folder / TROUBLE).exists():
+                raise Problem((folder / TROUBLE).read_text(encoding="utf-8").strip())
+            say("the server app died; it is started again from its last checkpoint")
+    raise Problem(f"the server app of {folder} died {STARTS} times; see logs/superexec.log of the hub")
+
+
+def submit(hub: Hub, folder: Path) -> str:
+    (folder / TROUBLE).unlink(missing_ok=True)
+    said = ask(["run", str(hub.folder / "app"), NAME, "-c", f"folder={json.dumps(str(folder))}"], hub.home)
+    run_id = str(said["run-id"])
+    write_text(folder / FLOWER, run_id + "\n")
+    return run_id
+
+
+def at_work(hub: Hub, folder: Path) -> str:
+    """Flower's run that works on the folder already, if there is one: two would be one too many."""
+    with contextlib.suppress(OSError, Problem):
+        run_id = (folder / FLOWER).read_text(encoding="utf-8").strip()
+        return "" if status_of(hub, run_id).startswith(OVER) else run_id
+    return ""
+
+
+def watch(hub: Hub, folder: Path, run_id: str) -> None:
+    """Until Flower says that this run is over, in whatever way.
+
+    To ask Flower costs seconds of a processor. While the server app holds the run's lock it is alive, and need not be
+    asked for; the lock is looked at only once the app has it, or it could not be taken.
+    """
+    journal = folder / "journal.jsonl"
+    before, asked = journal.stat().st_size, time.monotonic()
+    while not (folder / "summary.json").exists():
+        time.sleep(LOOK)
+        if journal.stat().st_size > before and is_held(folder):
+            continue
+        if time.monotonic() - asked >= ASK:
+            with contextlib.suppress(Problem):  # the SuperLink may be on its way up again
+                if status_of(hub, run_id).startswith(OVER):
+                    return
+            asked = time.monotonic()
+
+
+def is_held(folder: Path) -> bool:
+    lock = filelock.FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def status_of(hub: Hub, run_id: str) -> str:
+    said = ask(["list", NAME, "--run-id", run_id], hub.home)
+    return str(said["runs"][0]["status"])
+
+
+def wait_for_sites(hub: Hub, names: list[str], say: Say, patience: float) -> None:
+    """The first round is asked of all of them."""
+    end, said = time.monotonic() + patience, ""
+    while True:
+        if not hub.is_up():
+            raise Problem(f"the hub in {hub.folder} is not up; weft hub start starts it")
+        missing = names
+        with contextlib.suppress(Problem):  # the SuperLink may be on its way up
+            missing = sorted(set(names) - set(hub.online()))
+        if not missing:
+            return
+        if time.monotonic() > end:
+            raise Problem(f"not there after {patience:.0f} s: {', '.join(missing)}; weft site start starts a site")
+        if said != (said := ", ".join(missing)):
+            say(f"waiting for {said}")
+        time.sleep(1.0)

@@ -1,0 +1,42 @@
+"""The server app: the loop at the hub, in a process that Flower starts for each run; it goes on with a run folder.
+
+`weft hub run` has made the folder. If this process dies it is started again and goes on from the last checkpoint, which
+is made after each round; sites that had answered since then give the same answers again.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+from weft.engines import Engine, Saved
+from weft.engines.flower.engine import Far, Grid
+from weft.engines.flower.server import server_app
+from weft.errors import Problem
+from weft.hub.runs import SITES, TROUBLE
+from weft.record import write_text
+from weft.running import resume
+from weft.session import Session
+
+PATIENCE = 600.0  # seconds for which a site that is away is waited for, where the plan has no deadline
+
+
+def work(grid: Grid, folder: Path) -> None:
+    sites = json.loads((folder / SITES).read_text(encoding="utf-8"))
+    try:
+        resume(folder, save_every=0, connect=partial(connect, grid, sites["names"], sites["run"]))
+    except Problem as problem:
+        write_text(folder / TROUBLE, f"{problem}\n")
+        raise
+
+
+def connect(grid: Grid, sites: list[str], run: str, session: Session, saved: Saved) -> Engine:
+    def remove(client: int) -> None:
+        session.federation.method.part(session.federation.server, client)
+
+    record = session.record
+    return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove)
+
+
+app = server_app(work)

@@ -1,0 +1,112 @@
+"""A site's folder: who it is, which hub it trusts, its tasks, its memory of runs, and all that ever left it.
+
+site.json   its name and the hub's address      key, ca.crt   who it is, whom it trusts
+tasks.json  its tasks in order                  state/        what it remembers of each run
+left.csv    each tensor that left               bin/          the programs that Flower may start here
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from weft.errors import Problem
+from weft.hub import keys, supervision
+from weft.hub.programs import check_flower, program, surroundings
+from weft.record import write_text
+
+RUNNER = """#!{python}
+from weft.engines.flower.runner import main
+
+main()
+"""
+
+
+class Site:
+    def __init__(self, folder: Path):
+        self.folder = folder.resolve()
+        try:
+            words = json.loads((self.folder / "site.json").read_text(encoding="utf-8"))
+            self.name, self.hub = str(words["name"]), str(words["hub"])
+        except (OSError, ValueError, KeyError, TypeError):
+            raise Problem(f"{folder} is not a site's folder; weft site join makes one") from None
+
+    @classmethod
+    def join(cls, invitation: Path, folder: Path) -> Site:
+        check_flower()
+        words = _read_invitation(invitation)
+        if folder.exists() and any(folder.iterdir()):
+            raise Problem(f"{folder} is not empty; choose another --folder")
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
+        keys.write_secret(folder / "key", words["key"].encode())
+        write_text(folder / "ca.crt", words["authority"])
+        for name in ("logs", "bin", "flower", "state"):
+            (folder / name).mkdir()
+        runner = folder / "bin" / "flwr-clientapp"
+        write_text(runner, RUNNER.format(python=sys.executable))
+        runner.chmod(0o700)
+        (folder / "bin" / "flower-superexec").symlink_to(program("flower-superexec"))
+        write_text(folder / "tasks.json", "[]\n")
+        write_text(folder / "site.json", json.dumps({"name": words["name"], "hub": words["hub"]}) + "\n")
+        return cls(folder)
+
+    def supernode(self) -> list[str]:
+        command = [program("flower-supernode"), "--superlink", self.hub, "--root-certificates", "ca.crt"]
+        command += ["--auth-supernode-private-key", "key", "--host", "127.0.0.1", "--port", str(_free_port())]
+        config = {"site": str(self.folder), "hub": self.hub}
+        words = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        return [*command, "--node-config", words]
+
+    def start(self, say: supervision.Say) -> None:
+        """Serve until stopped."""
+        check_flower()
+        keys.check_secret(self.folder / "key")
+        # Flower finds programs by name: here it finds the runner of weft, and none that would run what the hub sends
+        path = os.pathsep.join([str(self.folder / "bin"), os.defpath])
+        env = surroundings(self.folder / "flower", path) | {"WEFT_SITE": str(self.folder)}
+
+        def ready() -> None:
+            say(f"{self.name} serves {self.hub}; Ctrl-C or weft site stop ends it")
+
+        supervision.Supervisor(self.folder, {"supernode": self.supernode}, env, say).run(ready)
+
+    def leave(self) -> None:
+        """From now on every question is answered with: this site has left."""
+        write_text(self.folder / "leaving", "")
+
+    @property
+    def has_left(self) -> bool:
+        return (self.folder / "leaving").exists()
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """What it remembers: for each run how many answers, and the last one's name."""
+        found = {}
+        for path in sorted((self.folder / "state").glob("*/manifest.json")):
+            manifest = json.loads(path.read_text(encoding="utf-8"))
+            answers = sum(manifest["answers"].values())
+            found[path.parent.name] = {"answers": answers, "last": list(manifest["replies"])[-1]}
+        return found
+
+
+def _read_invitation(path: Path) -> dict[str, str]:
+    try:
+        words = json.loads(path.read_text(encoding="utf-8"))
+        wanted = {key: words[key] for key in ("name", "hub", "authority", "key")}
+        if words["weft"] != 1 or not all(isinstance(value, str) for value in wanted.values()):
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Problem(f"{path} is not an invitation; the hub makes one with weft hub invite NAME") from None
+    return wanted
+
+
+def _free_port() -> int:
+    """A port of this machine's loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,146 @@
+"""A real federation on loopback: weft's commands as a person would type them, each in a process of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from weft.record import read_manifest
+from weft.state import State
+from weft.tensors import flatten
+
+WEFT = [sys.executable, "-m", "weft"]
+
+
+class Federation:
+    def __init__(self, folder: Path, sites: tuple[str, ...]):
+        self.folder, self.sites = folder, sites
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+        self.port, self.public = free_port(), free_port()
+
+    def weft(self, *words: str, code: int = 0, timeout: float = 300) -> str:
+        done = subprocess.run(
+            [*WEFT, *words], cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False
+        )
+        assert done.returncode == code, (words, done.stdout, done.stderr)
+        return done.stdout if code == 0 else done.stderr
+
+    def start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
+        return self.processes[name]
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8")
+
+    def begin(self) -> None:
+        """Hub and sites up; through nginx if there is one, else straight to the SuperLink."""
+        address = ["--address", f"127.0.0.1:{self.public}"] if self.nginx else []
+        self.weft("hub", "init", "--port", str(self.port), *address)
+        self.start("hub", [*WEFT, "hub", "start"])
+        for name in self.sites:
+            self.weft("hub", "invite", name)
+            self.weft("site", "join", f"{name}.json", "--folder", name)
+        wait_until(lambda: "the hub is up" in self.log("hub"), 60)
+        if self.nginx:
+            hub = str(self.folder / "hub")
+            self.start("nginx", [self.nginx, "-p", hub, "-c", "nginx.conf", "-g", "daemon off;"])
+        for name in self.sites:
+            self.start(name, [*WEFT, "site", "start", "--folder", name])
+
+    def end(self) -> None:
+        for process in reversed(self.processes.values()):
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            process.wait(40)
+
+    def pid(self, folder: str, name: str) -> int:
+        words = json.loads((self.folder / folder / "processes.json").read_text(encoding="utf-8"))
+        pid: int = words["processes"][name]["pid"]
+        return pid
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def wait_until(true: Callable[[], Any], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, f"not after {seconds} s"
+        time.sleep(0.1)
+
+
+def child(parent: int, word: str) -> int | None:
+    """The process whose command has this word, among the descendants of another."""
+    found: dict[int, tuple[int, str]] = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                above = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            found[int(path.name)] = (above, line)
+    for pid, (above, line) in found.items():
+        while above in found and above != parent:
+            above = found[above][0]
+        if above == parent and word in line:
+            return pid
+    return None
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "journal.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def outcome(run: Path) -> dict[str, str]:
+    """What a run came to, bit for bit: theta_G, each A of the knowledge base, the tables."""
+    manifest = read_manifest(run / "checkpoints")
+    assert manifest is not None
+    server = State.load(run / "checkpoints", manifest["server"])
+    found = {f"server {key}": digest(server.tensors[key]) for key in server.tensors}
+    found |= {f"A {key}": digest(server.archive[key]) for key in server.archive}
+    for table in ("accuracy.csv", "ledger.csv"):
+        found[table] = hashlib.sha256((run / table).read_bytes()).hexdigest()
+    return found
+
+
+def digest(payload: Any) -> str:
+    pieces, described = flatten("it", payload)
+    mark = hashlib.sha256(json.dumps(described, sort_keys=True).encode())
+    for key in sorted(pieces):
+        mark.update(pieces[key].numpy().tobytes())
+    return mark.hexdigest()
+
+
+def is_busy(site: Path) -> bool:
+    """Is a client app at work at this site? It holds the lock of the run's folder."""
+    import filelock
+
+    for path in site.glob("state/*/.lock"):
+        lock = filelock.FileLock(path)
+        try:
+            lock.acquire(timeout=0)
+            lock.release()
+        except filelock.Timeout:
+            return True
+    return False
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,227 @@
+"""The engine and the client app without processes: a stand-in grid that hands messages over by itself."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from federation import events, outcome
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+import weft
+from weft.engines import Request, Saved
+from weft.engines.flower import client, engine
+from weft.engines.flower.engine import Far
+from weft.engines.flower.envelope import Answered, reply
+from weft.errors import Problem
+from weft.hub.server import connect
+from weft.message import Message as Words
+from weft.message import decode, encode
+from weft.record import Record
+from weft.running import resume
+
+TINY = {
+    "clients": 2,
+    "tasks": 2,
+    "network": "mlp",
+    "rounds_per_task": 2,
+    "batch_size": 10,
+    "scenario.train": 20,
+    "scenario.valid": 10,
+    "scenario.test": 10,
+}
+
+
+class Loop:
+    """A grid whose sites are folders here. `spoil` may put another message in the place of an answer."""
+
+    def __init__(self, folder: Path, names: list[str], spoil: Callable[[int, Message], Message | None] | None = None):
+        self.folder, self.names, self.spoil = folder, list(names), spoil
+        self.replies: dict[str, list[Message]] = {}
+        self.asked = 0
+
+    def get_nodes(self) -> list[Any]:
+        return [SimpleNamespace(node_id=place + 1, name=name) for place, name in enumerate(self.names)]
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        (message,) = messages
+        message.metadata.__dict__["_message_id"] = name = f"message-{self.asked}"
+        site = self.folder / self.names[message.metadata.dst_node_id - 1]
+        site.mkdir(exist_ok=True)
+        self.asked += 1
+        spoilt = self.spoil(self.asked - 1, message) if self.spoil else None
+        self.replies[name] = [spoilt or client.on_message(message, self.context(message))]
+        return [name]
+
+    def context(self, message: Message) -> Context:
+        node = message.metadata.dst_node_id
+        config = {"site": str(self.folder / self.names[node - 1]), "hub": "here"}
+        return Context(1, node, config, RecordDict(), {})
+
+    def pull_messages(self, message_ids: list[str]) -> list[Message]:
+        return [message for name in message_ids for message in self.replies.pop(name, [])]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(engine, "ASK_AGAIN", 0.01)
+    monkeypatch.setattr(engine, "POLL", 0.01)
+    monkeypatch.setattr(engine, "LOOK", 0.0)
+    monkeypatch.delenv("WEFT_SITE", raising=False)
+    for key, value in {"_run_id": 1, "_node_id": 1, "_task_id": 1}.items():  # a Message asks who sends it
+        monkeypatch.setattr(TaskIdentity, key, value, raising=False)
+
+
+def run(folder: Path, grid: Loop, **more: Any) -> Path:
+    Record.create(folder, weft.Plan.merge({**TINY, **more})).close()
+    resume(folder, save_every=0, connect=lambda session, saved: connect(grid, ["a", "b"], "run", session, saved))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    return outcome(weft.run(weft.Plan.merge(TINY), tmp_path_factory.mktemp("local") / "run").folder)
+
+
+def test_equal_to_the_local_engine(tmp_path, local):
+    grid = Loop(tmp_path, ["a", "b"])
+    assert outcome(run(tmp_path / "run", grid)) == local
+    assert grid.asked == 2 * 2 * 2  # clients x tasks x rounds: no message for the knowledge base or for A alone
+
+
+def test_equal_though_answers_fail_and_are_lost(tmp_path, local):
+    """Every third message is answered by an error of Flower's; every fifth is answered, but the answer is lost."""
+    machine = Error(8, "the app's process died")
+
+    def spoil(place: int, message: Message) -> Message | None:
+        if place % 3 == 0:
+            return Message(machine, reply_to=message)
+        if place % 5 == 0:
+            client.on_message(message, grid.context(message))
+            return Message(machine, reply_to=message)
+        return None
+
+    grid = Loop(tmp_path, ["a", "b"], spoil)
+    assert outcome(run(tmp_path / "run", grid)) == local
+
+
+def test_equal_to_the_local_engine_with_task_clocks(tmp_path):
+    clocks = {"async": "tasks", "rounds_spread": 0.5}
+    local = weft.run(weft.Plan.merge({**TINY, **clocks}), tmp_path / "local")
+    assert outcome(run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **clocks)) == outcome(local.folder)
+
+
+@pytest.mark.parametrize("how", [{"async": "arrival"}, {"quorum": 1, "deadline": 60.0}], ids=str)
+def test_every_task_is_learned_as_answers_arrive(tmp_path, how):
+    folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **how)
+    assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
+    assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
+
+
+def far(grid: Loop, tmp_path: Path, saved: Saved | None = None, **more: Any) -> Far:
+    told: list[tuple[str, dict[str, Any]]] = []
+    more = {"patience": 0.2, "on_leave": lambda client: told.append(("removed", {"client": client})), **more}
+    found = Far(
+        weft.Plan.merge(TINY),
+        grid,
+        ["a", "b"],
+        "run",
+        tmp_path,
+        saved or Saved({}, {}),
+        lambda event, **facts: told.append((event, facts)),
+        **more,
+    )
+    found.told = told  # type: ignore[attr-defined]
+    return found
+
+
+def ask(client_index: int) -> Request:
+    words = ("server", f"client-{client_index}", f"0.0.{client_index}", ("begin", "train"), 0, 0)
+    return Request(client_index, encode(Words(*words)), f"0.0.{client_index}")
+
+
+def test_an_answer_that_comes_twice_is_refused_and_told(tmp_path):
+    """A replay on the way to the hub: an old answer in the place of a new one answers nothing that is open."""
+    grid, old = Loop(tmp_path, ["a", "b"]), []
+
+    def spoil(place: int, message: Message) -> Message | None:
+        if place == 0:
+            old.append(client.on_message(message, grid.context(message)))
+            return old[0]
+        return Message(old[0].content, reply_to=message) if place == 4 else None
+
+    grid.spoil = spoil
+    folder = run(tmp_path / "run", grid)
+    told = [event for event in events(folder) if event["event"] == "incident"]
+    assert "it answers '0.0.0', which was not asked or is answered already" in told[0]["reason"]
+    assert told[0]["client"] == 0
+    assert len([key for key in outcome(folder) if key.startswith("A ")]) == 4
+
+
+def test_a_request_that_comes_twice_is_learned_once(tmp_path):
+    grid = Loop(tmp_path, ["a", "b"])
+    first = [reply.wire for reply in far(grid, tmp_path).exchange([ask(0)])]
+    state = {path.name: path.read_bytes() for path in (tmp_path / "a" / "state" / "run").iterdir()}
+    assert [reply.wire for reply in far(grid, tmp_path).exchange([ask(0)])] == first
+    assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "state" / "run").iterdir()} == state
+
+
+def test_a_site_that_is_away_is_waited_for_and_then_not(tmp_path):
+    grid = Loop(tmp_path, ["a"])
+    found = far(grid, tmp_path)
+    assert found.clients() == [0, 1]
+    assert [reply.client for reply in found.exchange([ask(0), ask(1)])] == [0]
+    assert found.clients() == [0]
+    assert ("away", "b") in [(event, facts["site"]) for event, facts in found.told]
+    grid.names.append("b")
+    assert [reply.client for reply in found.exchange([ask(1)])] == [1]
+    assert ("back", "b") in [(event, facts["site"]) for event, facts in found.told]
+
+
+def test_what_is_out_is_asked_again_after_a_restart(tmp_path):
+    grid = Loop(tmp_path, ["a"])
+    found = far(grid, tmp_path, patience=60)
+    assert [reply.client for reply in itertools.islice(found.exchange([ask(0), ask(1)]), 1)] == [0]
+    saved = found.save()
+    grid.names.append("b")
+    again = far(grid, tmp_path, saved)
+    assert again.now() >= saved.clock["now"]
+    assert [reply.client for reply in again.exchange([])] == [1]
+
+
+def test_a_deadline_ends_it(tmp_path):
+    found = far(Loop(tmp_path, ["a"]), tmp_path, patience=60)
+    assert [reply.client for reply in found.exchange([ask(0), ask(1)], deadline=0.5)] == [0]
+
+
+def test_a_site_that_left_is_asked_no_more(tmp_path):
+    grid = Loop(tmp_path, ["a", "b"], lambda _, message: reply(Answered(left=True), message))
+    found = far(grid, tmp_path)
+    assert list(found.exchange([ask(1)])) == []
+    assert found.clients() == [0]
+    assert [event for event, _ in found.told] == ["left", "removed"]
+    assert far(grid, tmp_path, found.save()).clients() == [0]
+
+
+def test_an_app_that_breaks_is_an_answer_in_the_end(tmp_path):
+    grid = Loop(tmp_path, ["a", "b"], lambda _, message: Message(Error(2, "it raised"), reply_to=message))
+    (got,) = far(grid, tmp_path).exchange([ask(0)])
+    assert decode(got.wire).error == "it raised"
+    assert grid.asked == engine.FAILURES
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['method = "/tmp/x.py:Evil"', 'network = "os:path"', 'method = {name = "a.py:B"}', "[for.fedavg]\nseed = 1"],
+)
+def test_a_plan_that_names_code_is_refused_before_it_is_loaded(line):
+    base = 'method = "fedweit"\nnetwork = "mlp"\n'
+    key = line.split(" ")[0]
+    text = "\n".join([row for row in base.splitlines() if not row.startswith(key)] + [line])
+    with pytest.raises(Problem, match="the hub's plan"):
+        client.read_plan(text)

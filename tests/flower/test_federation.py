@@ -1,0 +1,107 @@
+"""Real SuperLink, SuperNodes and apps on loopback, TLS and authentication on; killed with -9 where it hurts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from federation import WEFT, Federation, child, events, is_busy, kill, outcome, wait_until
+
+import weft
+
+PLAN = {
+    "name": "plan",
+    "clients": 3,
+    "tasks": 2,
+    "network": "mlp",
+    "rounds_per_task": 2,
+    "batch_size": 10,
+    "scenario.train": 40,
+    "scenario.valid": 10,
+    "scenario.test": 10,
+}
+LONG = {"epochs_per_round": 40}  # seconds of training in which to be killed
+
+
+def write_plan(folder: Path, name: str, more: dict[str, object]) -> weft.Plan:
+    lines = [f'"{key}" = {json.dumps(value)}' for key, value in {**PLAN, "name": name, **more}.items()]
+    (folder / f"{name}.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return weft.Plan.load(folder / f"{name}.toml")
+
+
+@pytest.fixture(scope="module")
+def finished(federation: Federation) -> Path:
+    """A whole run, undisturbed."""
+    write_plan(federation.folder, "calm", {})
+    federation.weft("hub", "run", "calm.toml", "--out", "calm", timeout=400)
+    return federation.folder / "calm"
+
+
+def test_the_result_is_the_local_engines_bit_for_bit(finished: Path, tmp_path: Path) -> None:
+    local = weft.run(weft.Plan.load(finished), tmp_path / "local")
+    assert outcome(finished) == outcome(local.folder)
+    assert len([key for key in outcome(finished) if key.startswith("A ")]) == 6
+    summary = weft.Result(finished).summary
+    same = ("accuracy", "forgetting", "traffic", "model_size_bytes", "adaptive_density", "incidents")
+    assert [summary[key] for key in same] == [local.summary[key] for key in same]
+
+
+def test_a_site_knows_all_that_left_it(federation: Federation, finished: Path) -> None:
+    rows = json.loads(federation.weft("site", "left", "--folder", "ben", "--json"))
+    assert {row["tensor"] for row in rows} == {"header", "base", "adaptive"}
+    assert {row["to"] for row in rows} == {json.loads((federation.folder / "ben" / "site.json").read_text())["hub"]}
+    sent = [line.split(",") for line in (finished / "ledger.csv").read_text().splitlines()[1:]]
+    of_ben = sum(int(row[5]) for row in sent if row[:2] == ["c2s", "1"])
+    assert sum(int(row["bytes"]) for row in rows) == of_ben
+    assert [row["request"] for row in rows if row["tensor"] == "adaptive"] == ["0.1.1", "1.1.1"]
+
+
+def test_keys_are_their_owners(federation: Federation) -> None:
+    secret = ["hub/ca.key", "hub/server.key", "hub/exec.secret", "ada/key", "ada.json"]
+    for name in secret:
+        assert (federation.folder / name).stat().st_mode & 0o777 == 0o600, name
+
+
+def test_killed_with_9_while_training_each_once(federation: Federation, tmp_path: Path) -> None:
+    """A site, the SuperLink, the server app: the run completes, and with the same bits as if nothing had happened."""
+    plan = write_plan(federation.folder, "rough", LONG)
+    run = federation.folder / "rough"
+    command = federation.start("run", [*WEFT, "hub", "run", "rough.toml", "--out", "rough"])
+    fates = threading.Thread(target=strike, args=(federation, run), daemon=True)
+    fates.start()
+    local = weft.run(plan, tmp_path / "local")
+    assert command.wait(420) == 0, federation.log("run")
+    fates.join(5)
+    assert not fates.is_alive()
+    assert outcome(run) == outcome(local.folder)
+    told = events(run)
+    assert [event["site"] for event in told if event["event"] == "away"].count("ben") == 1
+    assert "ben" in [event["site"] for event in told if event["event"] == "back"]
+    assert [event["event"] for event in told].count("resumed") == 2  # the server app: at first, and after its death
+    assert [event["event"] for event in told].count("finished") == 1
+    assert "superlink ended with -9" in federation.log("hub")
+    assert "supernode ended with -9" in federation.log("ben")
+    assert "the server app died" in federation.log("run")
+
+
+def strike(federation: Federation, run: Path) -> None:
+    wait_until(lambda: is_busy(federation.folder / "ben"), 120)
+    kill(federation.pid("ben", "supernode"))
+    wait_until(lambda: rounds(run) >= 2, 240)
+    wait_until(lambda: is_busy(federation.folder / "ada"), 60)
+    kill(federation.pid("hub", "superlink"))
+    wait_until(lambda: rounds(run) >= 3, 120)
+    wait_until(lambda: is_busy(federation.folder / "cleo"), 60)
+    server = child(federation.pid("hub", "superexec"), "flwr-serverapp")
+    assert server is not None
+    kill(server)
+    time.sleep(0.1)
+
+
+def rounds(run: Path) -> int:
+    """How many rounds are over, by the server's checkpoint."""
+    manifest = run / "checkpoints" / "manifest.json"
+    return json.loads(manifest.read_text(encoding="utf-8"))["progress"]["round"] if manifest.exists() else 0

@@ -1,0 +1,60 @@
+"""docs/many-machines.md, word for word: one machine, three terminals, a finished run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from federation import WEFT
+
+import weft
+from weft.hub import supervision
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
+TERMINAL = 2.0  # seconds after which what has not ended is serving
+
+
+@pytest.fixture
+def place(tmp_path):
+    yield tmp_path
+    for name in ("ada", "ben", "hub"):
+        if (tmp_path / name).is_dir():
+            supervision.stop(tmp_path / name)
+
+
+def commands() -> list[list[str]]:
+    found = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in found for line in block.splitlines()]
+    return [shlex.split(line) for line in lines if line]
+
+
+def test_a_person_follows_the_page(place: Path) -> None:
+    serving = []
+    for words in commands():
+        if words[0] == "pip":
+            continue
+        assert words[0] == "weft", words
+        if words[1:3] == ["site", "start"]:
+            serving.append(subprocess.Popen([sys.executable, "-m", *words], cwd=place, stdout=subprocess.DEVNULL))
+            time.sleep(TERMINAL)
+            assert serving[-1].poll() is None, words
+            continue
+        done = subprocess.run([*WEFT, *words[1:]], cwd=place, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, (words, done.stdout, done.stderr)
+        assert done.stdout.strip(), words
+    assert [process.wait(20) for process in serving] == [0, 0]  # the page ends with stopping them
+    result = weft.Result(place / "first")
+    assert result.summary["clients"] == 2
+    assert len(result.accuracy_matrix) == 2
+
+
+def test_the_page_names_every_command() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    named = "hub init|hub start|hub status|hub invite|hub run|hub stop|site join|site check|site task add|site start"
+    for command in [*named.split("|"), "site status", "site leave", "site left"]:
+        assert f"weft {command}" in text, command

@@ -1,0 +1,69 @@
+"""Sites with images of their own: checked, announced, waited for; and a site that leaves takes its A along."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from federation import WEFT, Federation, events, outcome, wait_until
+from PIL import Image
+
+import weft
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
+
+
+def draw(folder: Path, seed: int) -> Path:
+    """Two classes that differ in brightness."""
+    rng = np.random.default_rng(seed)
+    for place, name in enumerate(("dark", "light")):
+        (folder / name).mkdir(parents=True)
+        for count in range(20):
+            pixels = rng.integers(120 * place, 120 * place + 100, (32, 32, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{count}.png")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("images")
+
+
+def test_own_images_waiting_and_leaving(federation: Federation, images: Path) -> None:
+    for seed, name in enumerate(federation.sites):
+        data = str(draw(images / name, seed))
+        assert "it can be a task" in federation.weft("site", "check", data)
+        federation.weft("site", "task", "add", "--name", "first", "--data", data, "--folder", name)
+        if name != "cleo":
+            federation.weft("site", "task", "add", "--name", "second", "--data", data, "--folder", name)
+    (plan,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (federation.folder / "own.toml").write_text(plan, encoding="utf-8")
+    words = ["clients=3", "tasks=2", "rounds_per_task=1", "network=mlp"]
+    command = federation.start("own", [*WEFT, "hub", "run", "own.toml", *words, "--out", "own"])
+    run = federation.folder / "own"
+
+    def waits() -> bool:
+        return (run / "journal.jsonl").exists() and "waiting" in [event["event"] for event in events(run)]
+
+    wait_until(lambda: waits() or command.poll() is not None, 240)
+    assert command.poll() is None, federation.log("own")
+    assert [event["site"] for event in events(run) if event["event"] == "waiting"] == ["cleo"]
+    assert "A 2.0" in outcome(run)
+    federation.weft("site", "leave", "--folder", "cleo")
+    assert command.wait(120) == 0, federation.log("own")
+    assert [event["site"] for event in events(run) if event["event"] == "left"] == ["cleo"]
+    assert [key for key in outcome(run) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
+    result = weft.Result(run)
+    assert result.accuracy > 0.4
+    contents = (run / "contents.json").read_text() + (run / "journal.jsonl").read_text()
+    assert "dark" not in contents
+    assert "second" not in contents.replace("seconds", "")
+
+
+def test_a_folder_that_is_no_task(federation: Federation, tmp_path: Path) -> None:
+    said = federation.weft("site", "check", str(tmp_path))
+    assert "it cannot be a task yet" in said
+    words = ["site", "task", "add", "--name", "bad", "--data", str(tmp_path), "--folder", "ada"]
+    assert "a task needs a subfolder for each class" in federation.weft(*words, code=2)

@@ -1,0 +1,149 @@
+"""A site's memory: what is asked twice is answered once, in the same bytes, whoever dies in between."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from weft import scenarios
+from weft.engines.flower import left
+from weft.engines.flower.memory import REPLIES_KEPT, Memory, NotYet
+from weft.errors import Problem
+from weft.message import Message, decode, encode
+from weft.plan import Plan
+from weft.scenarios import sites
+
+TINY = {
+    "clients": 2,
+    "tasks": 2,
+    "network": "mlp",
+    "rounds_per_task": 2,
+    "batch_size": 10,
+    "scenario.train": 20,
+    "scenario.valid": 10,
+    "scenario.test": 10,
+}
+
+
+def plan(**more: object) -> Plan:
+    return Plan.merge({**TINY, **more})
+
+
+def request(round_index: int, *ops: str, step: int = 0, client: int = 1) -> bytes:
+    words = ("server", f"client-{client}", f"{step}.{round_index}.{client}", ops, step, round_index)
+    return encode(Message(*words))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_request_asked_again_is_answered_from_disk(tmp_path):
+    ask = [request(0, "begin", "train", "send"), request(1, "train", "send"), request(2, "finish", "give", "test")]
+    replies = [Memory(tmp_path, plan(), 1).answer(wire) for wire in ask]  # each as if in a new process
+    before = files(tmp_path)
+    assert [Memory(tmp_path, plan(), 1).answer(wire) for wire in ask] == replies
+    assert files(tmp_path) == before
+    assert "adaptive" in decode(replies[2]).tensors
+
+
+def test_only_the_last_replies_are_kept_and_nothing_else_lies_around(tmp_path):
+    for place in range(REPLIES_KEPT + 3):
+        Memory(tmp_path, plan(), 1).answer(request(place, *(["begin"] if place == 0 else []), "train"))
+    assert len(list(tmp_path.glob("reply-*"))) == REPLIES_KEPT
+    assert len(list(tmp_path.glob("client-*"))) == 1
+
+
+def test_a_failure_is_a_reply_and_leaves_no_trace(tmp_path):
+    failed = decode(Memory(tmp_path / "one", plan(), 1).answer(request(0, "train")))  # a task that was never begun
+    assert failed.error
+    assert failed.request_id == "0.0.1"
+    good = request(0, "begin", "train", "send")
+    assert Memory(tmp_path / "one", plan(), 1).answer(good) == Memory(tmp_path / "two", plan(), 1).answer(good)
+
+
+def test_a_message_for_somebody_else_is_refused(tmp_path):
+    with pytest.raises(Problem, match="client-0 came to client-1"):
+        Memory(tmp_path, plan(), 1).answer(request(0, "begin", "train", client=0))
+
+
+def test_all_that_left_is_written_down(tmp_path):
+    wire = Memory(tmp_path / "run", plan(), 1).answer(request(0, "begin", "train", "send", "finish", "give"))
+    left.note(tmp_path, "hub:1", "run", wire)
+    left.note(tmp_path, "hub:1", "run", wire)
+    rows = left.read(tmp_path)
+    assert [row["tensor"] for row in rows] == 2 * ["header", *decode(wire).tensors]
+    assert sum(int(row["bytes"]) for row in rows) == 2 * len(wire)
+    assert left.read(tmp_path / "run") == []
+
+
+# ---- a site's own images ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def images(tmp_path):
+    """Two classes of ten images that differ in brightness."""
+    rng = np.random.default_rng(0)
+    for place, name in enumerate(("dark", "light")):
+        (tmp_path / "images" / name).mkdir(parents=True)
+        for count in range(10):
+            pixels = rng.integers(100 * place, 100 * place + 90, (40, 60, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{count}.png")
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "tasks.json").write_text("[]")
+    monkeypatch.setenv("WEFT_SITE", str(tmp_path / "site"))
+    return tmp_path / "site"
+
+
+def test_a_folder_becomes_a_task(images, site):
+    (site / "tasks.json").write_text(json.dumps([{"name": "first", "folder": str(images)}]))
+    scenario = scenarios.of(own_plan())
+    (task,) = scenario.sequences[1]
+    assert (task.name, task.classes) == ("first", ("dark", "light"))
+    assert task.sizes == {"train": 14, "valid": 2, "test": 4}
+    train = task.load("train")
+    assert train.images.shape == (14, 32, 32, 3)
+    assert sorted(set(train.labels)) == [0, 1]
+    assert train.images[train.labels == 0].mean() < train.images[train.labels == 1].mean()
+
+
+def own_plan() -> Plan:
+    return Plan.merge({key: value for key, value in TINY.items() if "scenario" not in key} | {"scenario": "sites"})
+
+
+def test_a_task_that_is_not_there_yet_is_waited_for(tmp_path, images, site):
+    memory = Memory(tmp_path / "run", own_plan(), 1)
+    with pytest.raises(NotYet, match="no task 0 yet"):
+        memory.answer(request(0, "begin", "train"))
+    (site / "tasks.json").write_text(json.dumps([{"name": "first", "folder": str(images)}]))
+    assert decode(memory.answer(request(0, "begin", "train"))).numbers["examples"] == 14
+    with pytest.raises(NotYet, match="no task 1 yet"):
+        memory.answer(request(0, "begin", "train", step=1))
+
+
+def test_what_is_wrong_with_a_folder_is_said(images, tmp_path):
+    assert not sites.look(images).faults
+    (images / "dark" / "broken.png").write_bytes(b"not an image")
+    (images / "single").mkdir()
+    Image.new("RGB", (8, 8)).save(images / "single" / "a.png")
+    said = sites.look(images).faults
+    assert any("broken.png is no image" in fault for fault in said)
+    assert any("class single has 1 images" in fault for fault in said)
+    assert "no folder" in sites.look(tmp_path / "nowhere").faults[0]
+
+
+def test_the_hub_knows_nothing_of_a_sites_tasks(monkeypatch):
+    monkeypatch.delenv("WEFT_SITE", raising=False)
+    scenario = scenarios.of(own_plan())
+    assert [len(sequence) for sequence in scenario.sequences] == [2, 2]
+    with pytest.raises(Problem, match="weft hub run"):
+        scenario.sequences[0][0].load("train")

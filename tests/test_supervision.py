@@ -1,0 +1,86 @@
+"""Processes that are kept alive: real ones, killed by their ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from weft.errors import Problem
+from weft.hub import supervision
+
+KEEPER = """
+import sys
+from pathlib import Path
+from weft.hub.supervision import Supervisor
+command = lambda: [sys.executable, "-c", "import time; time.sleep(60)"]
+Supervisor(Path(sys.argv[1]), {"sleeper": command}, {}, lambda line: print(line, flush=True)).run()
+"""
+
+
+@pytest.fixture
+def keeper(tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", KEEPER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def pid_of(folder, other_than=0):
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        try:
+            pid = json.loads((folder / supervision.FILE).read_text())["processes"]["sleeper"]["pid"]
+            if pid != other_than:
+                return pid
+        except OSError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError("no process")
+
+
+def is_alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_what_is_killed_is_started_again_and_stopped_with_its_supervisor(tmp_path, keeper):
+    first = pid_of(tmp_path)
+    os.kill(first, signal.SIGKILL)
+    second = pid_of(tmp_path, other_than=first)
+    assert "sleeper ended with -9" in keeper.stdout.readline()
+    with pytest.raises(Problem, match="started already"), supervision.hold(tmp_path):
+        pass
+    assert supervision.stop(tmp_path)
+    assert keeper.wait(10) == 0
+    assert not is_alive(second)
+    assert not supervision.stop(tmp_path)
+
+
+def test_what_a_killed_supervisor_leaves_is_ended_by_the_next(tmp_path, keeper):
+    orphan = pid_of(tmp_path)
+    keeper.kill()
+    keeper.wait()
+    assert is_alive(orphan)
+    supervision.end_leftovers(tmp_path)
+    end = time.monotonic() + 10
+    while is_alive(orphan) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_alive(orphan)
+
+
+def test_nobody_elses_process_is_ended(tmp_path):
+    """Its id may belong to another process by now."""
+    words = {"supervisor": 0, "processes": {"sleeper": {"pid": os.getpid(), "starts": 1}}}
+    (tmp_path / supervision.FILE).write_text(json.dumps(words))
+    supervision.end_leftovers(tmp_path)  # this process is alive to tell
