@@ -68,7 +68,7 @@ class Site:
         keys.check_secret(self.folder / "key")
         # Flower finds programs by name: here it finds the runner of weft, and none that would run what the hub sends
         path = os.pathsep.join([str(self.folder / "bin"), os.defpath])
-        env = surroundings(self.folder / "flower", path) | {"WEFT_SITE": str(self.folder)}
+        env = surroundings(self.folder / "flower", path) | {"WEFT_SITE": str(self.folder)}  # whose tasks are learned
 
         def ready() -> None:
             say(f"{self.name} serves {self.hub}; Ctrl-C or weft site stop ends it")

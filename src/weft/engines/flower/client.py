@@ -6,7 +6,6 @@ The plan comes from the hub, so it is read with suspicion: it may not name code 
 
 from __future__ import annotations
 
-import os
 import re
 import time
 import tomllib
@@ -29,7 +28,6 @@ OWN_NAME = re.compile(r"[0-9a-z][0-9a-z@+-]*")  # of a method or network: neithe
 def on_message(message: Message, context: Context) -> Message:
     began = time.perf_counter()
     site = Path(str(context.node_config["site"]))
-    os.environ["WEFT_SITE"] = str(site)  # where the site's own tasks are listed
     if (site / "leaving").exists():
         return reply(Answered(left=True), message)
     try:
