@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-LOUD = "LOUD: "  # begins the reason of such a skip
+from skips import LOUD
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import TINY, assert_one_line, contents, summary_of
-from conftest import LOUD
 from report_helpers import states, vector
 from rich.console import Console
+from skips import LOUD
 
 from weft.record import read_rows
 from weft.report.facts import group
