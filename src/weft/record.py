@@ -23,7 +23,8 @@ import platform
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -306,10 +307,16 @@ def write_text(path: Path, text: str) -> None:
 
 def write_whole(path: Path, blob: bytes) -> None:
     """A file that is there whole or not at all, also after a kill at any moment."""
+    with whole_file(path) as partial:
+        partial.write_bytes(blob)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A path to write to, whose file takes its place when the block is over; none does if writing fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with partial.open("wb") as file:
-            file.write(blob)
+        yield partial
         partial.replace(path)
     except OSError as error:
         partial.unlink(missing_ok=True)

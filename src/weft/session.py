@@ -32,6 +32,7 @@ from weft.state import Archive, State, files_of
 from weft.training import train_step
 
 SAVE_SHARE = 40  # saving may take one part in so many of the time
+WARMING_UP = 5  # images
 
 
 class Screen(Protocol):
@@ -77,6 +78,7 @@ class Session:
             self.progress = Progress(**manifest["progress"])
             server = State.load(record.checkpoints, manifest["server"], owner="server")
             saved = Saved(_by_number(manifest["clients"]), _by_number(manifest["answers"]), manifest["clock"])
+        self._engine = local_engine(record, saved, memory, crew) if connect is None else connect(self, saved)
         record.cut(manifest["lengths"] if manifest else {})
         record.write_contents(network.layout.layers, world.scenario.sequences)
         ledger = Ledger(network.layout.body)
@@ -86,7 +88,6 @@ class Session:
         self._scenario = world.scenario
         self._measures: dict[tuple[int, int], list[dict[str, list[float | None]]]] = {}  # by client and step, as said
         self._measured: list[tuple[int, int, int, str, str, float | None]] = []
-        self._engine = local_engine(record, saved, memory, crew) if connect is None else connect(self, saved)
         schedule = Schedule(plan, world.scenario, world.method)
         inspector = Inspector.of(world.method, network.layout, initial_body(network, plan.seed), plan.norm_bound)
         self.federation = Federation(
@@ -193,7 +194,8 @@ def _work_units(schedule: Schedule, progress: Progress) -> tuple[int, int]:
 
 
 def estimate(world: World, workers: int) -> float:
-    """Seconds that the whole plan will take, from a few steps of a client that is then thrown away.
+    """Seconds that the whole plan will take, from a small step to warm up and a whole one of a client that is then
+    thrown away: rough, since everybody waits for it.
 
     Exchange, validation and tests take about 15 % on top of the steps.
     """
@@ -206,12 +208,10 @@ def estimate(world: World, workers: int) -> float:
     batches = world.batches(0, 0, "train")
     chosen = torch.arange(min(plan.batch_size, len(batches)), device=world.device)
     optimizer, rate = make_optimizer(plan, work, None), world.method.first_rate(plan, 0)
-    seconds = []
-    for _ in range(4):  # the first one warms up
-        began = time.perf_counter()
-        train_step(world.method, work, optimizer, *batches.take(chosen), rate)
-        seconds.append(time.perf_counter() - began)
-    one = min(seconds[1:]) / len(chosen)  # an image
+    train_step(world.method, work, optimizer, *batches.take(chosen[:WARMING_UP]), rate)
+    began = time.perf_counter()
+    train_step(world.method, work, optimizer, *batches.take(chosen), rate)
+    one = (time.perf_counter() - began) / len(chosen)  # an image
     images = sum(task.sizes["train"] for sequence in scenario.sequences for task in sequence)
     share = 1.0
     if world.method.talks and not plan.train_unchosen and plan.clients_per_round != "all":

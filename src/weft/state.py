@@ -21,7 +21,7 @@ import safetensors.torch
 import torch
 
 from weft.errors import Problem
-from weft.record import write_whole
+from weft.record import whole_file
 from weft.tensors import Payload, flatten, nbytes, unflatten
 
 Reference = dict[str, Any]  # JSON: which files hold a state, with their checksums
@@ -128,24 +128,37 @@ def write_tensors(
         pieces, described[key] = flatten(key, payload)
         flat.update(pieces)
     metadata = {"described": json.dumps(described), "numbers": json.dumps(numbers)}
-    blob = safetensors.torch.save(flat, metadata)
-    write_whole(folder / name, blob)
-    return [name, zlib.crc32(blob)]
+    with whole_file(folder / name) as path:
+        try:
+            safetensors.torch.save_file(flat, path, metadata)
+        except safetensors.SafetensorError as error:
+            raise OSError(None, str(error).rpartition("error: ")[2]) from None
+    return [name, checksum(flat, metadata)]
 
 
 def read_tensors(folder: Path, mark: FileMark) -> tuple[dict[str, Payload], dict[str, Any], bytes]:
-    name, checksum = mark
+    name, expected = mark
     path = folder / name
     try:
-        blob = path.read_bytes()
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            # cloned: what safetensors gives lies at any address, and sums depend on alignment in their last bits
+            flat = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - it is no dict
     except OSError as error:
-        raise Problem(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror})") from None
-    if zlib.crc32(blob) != checksum:
+        raise Problem(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror or error})") from None
+    except safetensors.SafetensorError:
+        metadata, flat = {}, {}
+    if checksum(flat, metadata) != expected:
         raise Problem(f"the checkpoint is corrupt: {path} is not what was written; start the run again in a new folder")
-    length = int.from_bytes(blob[:8], "little")
-    metadata = json.loads(blob[8 : 8 + length])["__metadata__"]
-    # cloned: the views that safetensors gives lie at any address, and sums depend on alignment in their last bits
-    flat = {key: value.clone() for key, value in safetensors.torch.load(blob).items()}
     described = json.loads(metadata["described"])
     reply = flat["reply"].numpy().tobytes() if "reply" in flat else b""
     return {key: unflatten(key, flat, how) for key, how in described.items()}, json.loads(metadata["numbers"]), reply
+
+
+def checksum(flat: dict[str, torch.Tensor], metadata: dict[str, str]) -> int:
+    """Of all that a file says, read where it lies: to put the file together in memory took longer than writing it."""
+    parts = [[key, str(flat[key].dtype), list(flat[key].shape)] for key in sorted(flat)]
+    found = zlib.crc32(json.dumps([parts, metadata], sort_keys=True).encode())
+    for key in sorted(flat):
+        found = zlib.crc32(flat[key].contiguous().numpy().data, found)
+    return found

@@ -26,7 +26,8 @@ from weft.headers import Precision
 Chunk = npt.NDArray[Any]
 
 BLOCK = 32
-PORTION = 2**16
+PORTION = 2**18  # smaller ones would spend their time on calling, larger ones on memory
+BIT_6, BIT_7 = 0x4040404040404040, -0x7F7F7F7F7F7F7F80  # in each of eight bytes
 LOWEST, HIGHEST = -120, 120  # exponents: 127 * 2^120 is still a float32, and so is 2^-120
 BELOW_ROUNDING_UP = 127.5 / 128
 
@@ -99,16 +100,22 @@ def _bytes_out(name: str, values: torch.Tensor) -> list[Chunk]:
 
 def _bytes_in(wire: npt.NDArray[np.uint8], count: int) -> torch.Tensor:
     signed = own(wire.view(np.int8), torch.int8)
-    values = torch.empty(count)
-    for part, its_exponents, its_bytes in _in_portions(values, signed[: _blocks(count)], signed[_blocks(count) :]):
-        blocks, powers = _in_blocks(its_bytes.float()), its_exponents.int()  # a byte is exact in float32
-        largest = blocks.abs().amax(dim=1)
-        if int(largest.max()) > 127 or int(powers.min()) < LOWEST or int(powers.max()) > HIGHEST:
+    values = torch.empty(BLOCK * _blocks(count))
+    for part, powers, its_bytes in _in_portions(values, signed[: _blocks(count)], signed[_blocks(count) :]):
+        blocks = _in_blocks(its_bytes)
+        found = _bits(blocks.abs())  # the absolute of -128 is itself, the one with bit 7
+        if bool((found & BIT_7).any()) or int(powers.min()) < LOWEST or int(powers.max()) > HIGHEST:
             raise ValueError("holds a byte or an exponent that int8 does not use")
-        if bool(((largest < 64) & (powers > LOWEST)).any()):
+        if bool((((found & BIT_6) == 0) & (powers > LOWEST)).any()):  # no byte of 64 or more
             raise ValueError("holds a block that could be written with a smaller exponent")
-        part.copy_(blocks.mul_(_scale(powers)).view(-1)[: part.numel()])
-    return values
+        torch.mul(blocks, _scale(powers), out=part.view(-1, BLOCK))
+    return values[:count]
+
+
+def _bits(blocks: torch.Tensor) -> torch.Tensor:
+    """Which bits occur in the bytes of each block (blocks, 32): eight bytes of a word say it together, (blocks,)."""
+    first, second, third, fourth = blocks.view(torch.int64).unbind(1)
+    return first | second | third | fourth
 
 
 def _in_portions(

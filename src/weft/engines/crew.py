@@ -1,7 +1,7 @@
 """Crew: the worker processes of the local engine and the pipes to them.
 
 A crew is started before torch is loaded here, so that workers load it at the same time, and it can serve several runs
-one after another.
+one after another. On Linux only the first worker loads it and forks the others, which share what it has in memory.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -34,34 +35,34 @@ Frame = tuple[dict[str, Any], bytes]
 
 class Crew:
     def __init__(self, workers: int):
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "weft.engines.worker", str(os.getpid())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, **ENVIRONMENT},
-                process_group=0,  # Ctrl-C is for the parent alone, which ends them
-            )
-            for _ in range(workers)
-        ]
+        requests, replies = [os.pipe() for _ in range(workers)], [os.pipe() for _ in range(workers)]
+        theirs = [(request[0], reply[1]) for request, reply in zip(requests, replies, strict=True)]
+        together = [theirs] if sys.platform == "linux" else [[ends] for ends in theirs]
+        self._processes = [_start(ends) for ends in together]
+        for ends in theirs:
+            for end in ends:
+                os.close(end)
         self._inbox: queue.Queue[Frame] = queue.Queue()
+        self._ended: set[int] = set()  # places of workers that are no more
         # a worker that is busy must not keep the next one waiting for its request, so each has a thread that hands over
-        self._outboxes: list[queue.Queue[Frame]] = [queue.Queue(QUEUED) for _ in self._processes]
-        for process, outbox in zip(self._processes, self._outboxes, strict=True):
-            assert process.stdout is not None
-            assert process.stdin is not None
-            threading.Thread(target=self._listen, args=(process.stdout,), daemon=True).start()
-            threading.Thread(target=self._speak, args=(process.stdin, outbox), daemon=True).start()
+        self._outboxes: list[queue.Queue[Frame]] = [queue.Queue(QUEUED) for _ in range(workers)]
+        self._pipes = [os.fdopen(request[1], "wb") for request in requests]
+        self._listeners = []
+        for place, (_, reply) in enumerate(zip(requests, replies, strict=True)):
+            heard, said = os.fdopen(reply[0], "rb"), (self._pipes[place], self._outboxes[place])
+            self._listeners.append(threading.Thread(target=self._listen, args=(place, heard), daemon=True))
+            self._listeners[-1].start()
+            threading.Thread(target=self._speak, args=said, daemon=True).start()
 
     def __len__(self) -> int:
-        return len(self._processes)
+        return len(self._outboxes)
 
     def tell(self, place: int, words: dict[str, Any], blob: bytes = b"") -> None:
         while True:
             try:
                 return self._outboxes[place].put((words, blob), timeout=0.5)
             except queue.Full:  # busy; or dead, and then nobody will ever make room
-                if self._processes[place].poll() is not None:
+                if place in self._ended:
                     raise Problem(DIED) from None
 
     def hear(self) -> Frame:
@@ -75,24 +76,38 @@ class Crew:
 
     def close(self) -> None:
         for process in self._processes:
-            process.kill()
-        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its forks too
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
+        for listener in self._listeners:
+            listener.join()  # it ends when the last process has let go of the pipe
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):  # what was not sent has nobody to read it
+                pipe.close()
 
-    def _listen(self, pipe: IO[bytes]) -> None:
-        try:
-            while True:
-                self._inbox.put(read_frame(pipe))
-        except (EOFError, OSError, ValueError):  # ValueError: closed under our hands
-            self._inbox.put(({"ended": True}, b""))
+    def _listen(self, place: int, pipe: IO[bytes]) -> None:
+        with pipe:
+            try:
+                while True:
+                    self._inbox.put(read_frame(pipe))
+            except (EOFError, OSError):
+                self._ended.add(place)
+                self._inbox.put(({"ended": True}, b""))
 
     def _speak(self, pipe: IO[bytes], outbox: queue.Queue[Frame]) -> None:
         try:
             while True:
                 write_frame(pipe, *outbox.get())
-        except (OSError, ValueError):
+        except (OSError, ValueError):  # ValueError: closed under our hands
             self._inbox.put(({"ended": True}, b""))
+
+
+def _start(ends: list[tuple[int, int]]) -> subprocess.Popen[bytes]:
+    """One process that becomes as many workers as it gets pairs of pipe ends."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "weft.engines.worker", str(os.getpid()), *(f"{heard}:{said}" for heard, said in ends)],
+        stdin=subprocess.DEVNULL,
+        pass_fds=[end for pair in ends for end in pair],
+        env={**os.environ, **ENVIRONMENT},
+        process_group=0,  # Ctrl-C is for the parent alone, which ends them
+    )

@@ -52,10 +52,10 @@ class Pool:
                 "answers": {client: saved.answers[client] for client in mine},
             }
             crew.tell(place, words)
-        for _ in range(len(crew)):
-            crew.hear()
+        self._starting = len(crew)  # workers that have not said yet that they are ready; they start beside us
 
     def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
+        self._await_start()
         waiting = 0
         for client, wire, *_ in requests:
             self._crew.tell(self._home(client), {"do": "answer", "client": client}, wire)
@@ -65,6 +65,7 @@ class Pool:
             yield Reply(words["client"], wire, words["seconds"])
 
     def save(self) -> Saved:
+        self._await_start()
         for place in range(len(self._crew)):
             self._crew.tell(place, {"do": "save"})
         states: dict[int, Reference] = {}
@@ -77,6 +78,11 @@ class Pool:
 
     def close(self) -> None:
         """The crew is its owner's to close: it may have another run to serve."""
+
+    def _await_start(self) -> None:
+        while self._starting:
+            self._starting -= 1
+            self._crew.hear()
 
     def _home(self, client: int) -> int:
         return client % len(self._crew)

@@ -1,7 +1,8 @@
-"""A worker process: a host behind two pipes. Started by the local engine as `python -m weft.engines.worker`.
+"""A worker process: a host behind two pipes. A crew starts `python -m weft.engines.worker PARENT READ:WRITE...`.
 
-A frame is a JSON object and some bytes, each with its length before it; nothing is pickled. The worker ends when its
-parent does, whatever it is doing: an orphan would write into a folder that a resumed run owns.
+For each pair of pipe ends there is a worker; all but the first are forks of it, made when torch is loaded. A frame is a
+JSON object and some bytes, each with its length before it; nothing is pickled. A worker ends when its parent does,
+whatever it is doing: an orphan would write into a folder that a resumed run owns.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from weft.engines.frames import read_frame, write_frame
 
 def _end_with_parent(parent: int) -> None:
     while os.getppid() == parent:
-        time.sleep(0.2)
+        time.sleep(0.1)
     os._exit(1)
 
 
@@ -63,11 +64,32 @@ def main() -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, args=(int(sys.argv[1]),), daemon=True).start()
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not get between the frames
-    serve(sys.stdin.buffer, replies)
+    os.dup2(2, 1)  # whatever a library prints is for the terminal's eyes
+    parent, ends = int(sys.argv[1]), [tuple(map(int, pair.split(":"))) for pair in sys.argv[2:]]
+    if len(ends) > 1:
+        parent, mine = _become_one_of(parent, ends)
+    else:
+        (mine,) = ends
+    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
+    with os.fdopen(mine[0], "rb") as requests, os.fdopen(mine[1], "wb") as replies:
+        serve(requests, replies)
     os._exit(0)  # at once: to take torch apart first would take seconds
+
+
+def _become_one_of(parent: int, ends: list[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
+    """The parent and the pipe ends of the worker that this process is: the first, or a fork of it."""
+    import weft.engines.host  # noqa: F401 - what takes seconds to load, torch above all, before there are threads
+
+    first, mine = os.getpid(), ends[0]
+    for others in ends[1:]:
+        if os.fork() == 0:
+            parent, mine = first, others
+            break
+    for pair in ends:
+        if pair != mine:  # or nobody would notice the end of the worker that they belong to
+            for end in pair:
+                os.close(end)
+    return parent, mine
 
 
 if __name__ == "__main__":
