@@ -341,14 +341,17 @@ def alive(pid: int) -> bool:
         return False
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started and that are still there."""
-    found = []
+def workers_of(pid: int) -> list[int]:
+    """The processes that a process has started, and those that they have, as far as they are still there."""
+    parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
         except OSError:
             continue
-        if int(parent) == pid and state != "Z":
-            found.append(int(stat.parent.name))
-    return sorted(found)
+        if state != "Z":
+            parents[int(stat.parent.name)] = int(parent)
+    found = [pid]
+    for one in found:  # which grows meanwhile
+        found += sorted(child for child, parent in parents.items() if parent == one)
+    return found[1:]

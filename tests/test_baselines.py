@@ -446,6 +446,7 @@ def test_an_untrained_task_does_not_enter_the_drift_term():
     assert sorted(learned) == [0, 1, 2]  # one client a task; whoever is never asked has no state at all
     for client, state in finished.clients.items():
         lesson = finished.world.learning(client, 2)
+        finished.method.begin(state, lesson)
         work = finished.method.open(state, lesson)
         past = [step for step in state.numbers["learned"] if step < 2]
         assert len(work.past_masks) == len(past)

@@ -21,6 +21,7 @@ from weft.client import World, answer
 from weft.ledger import Ledger
 from weft.message import Message, encode
 from weft.methods import COMBINATIONS, METHODS, class_of
+from weft.methods.apd import APD
 from weft.methods.fedweit import Options
 from weft.metrics import backward_transfer, forgetting
 from weft.plan import Plan
@@ -351,6 +352,24 @@ def weit(**changed):
     return run(method="fedweit", **options)
 
 
+@pytest.fixture
+def held(monkeypatch):
+    """What each client held when its last task ended, just before it put away what only a task under way needs."""
+    found, finish = {}, APD.finish
+
+    def keeping(method, client, lesson):
+        found[lesson.client] = dict(client.tensors)
+        finish(method, client, lesson)
+
+    monkeypatch.setattr(APD, "finish", keeping)
+    return found
+
+
+def fresh_weit(**options):
+    """Like `weit`, but run now."""
+    return Run(tiny(method="fedweit", **{f"method__{key}": value for key, value in options.items()})).go()
+
+
 @pytest.mark.parametrize("changed", [{}, {"clients_per_round": 2, "tasks": 3}], ids=["all", "some"])
 def test_fedweit_without_all_that_is_its_own_is_fedavg(changed):
     ours = weit(**PLAIN, **changed)
@@ -432,14 +451,14 @@ def learned_bits(finished):
     ("sparsify", "past"),
     [("proximal", "frozen"), ("gradient", "frozen"), ("gradient", "joint"), ("proximal", "closed")],
 )
-def test_without_l1_nothing_is_shrunk(sparsify, past):
+def test_without_l1_nothing_is_shrunk(sparsify, past, held):
     """lambda_1 means nothing any more, to A, to m, or to past A; and no value of A is 0."""
     first, second = (
-        weit(without="l1", sparsify=sparsify, past=past, adaptive_origin="zero", **words)  # where all of A is learned
+        fresh_weit(without="l1", sparsify=sparsify, past=past, adaptive_origin="zero", **words)  # all of A is learned
         for words in ({}, {"lambda_sparsity": 3.0, "lambda_mask": 1.0})
     )
     assert differences(learned_bits(first), learned_bits(second)) == []
-    assert first.clients[0].tensor("adaptive").count_nonzero() == first.layout.weights
+    assert held[0]["adaptive"].count_nonzero() == first.layout.weights
 
 
 def test_with_l1_values_of_a_are_zero():
@@ -451,10 +470,10 @@ def test_with_l1_values_of_a_are_zero():
     assert all(map(int.__lt__, kept[1], kept[0]))
 
 
-def test_adaptive_keep_is_the_largest_share_of_a():
-    finished = weit(adaptive_keep=0.25, adaptive_rank="size")
+def test_adaptive_keep_is_the_largest_share_of_a(held):
+    finished = fresh_weit(adaptive_keep=0.25, adaptive_rank="size")
     given = finished.parts("c2s")[0, 1, 1, "adaptive"]
-    learned, kept = finished.clients[0].tensor("adaptive"), given.dense() != 0
+    learned, kept = held[0]["adaptive"], given.dense() != 0
     assert 0.24 * finished.layout.weights < given.nonzeros <= 0.25 * finished.layout.weights
     assert learned[kept].abs().min() >= learned[~kept].abs().max()
     assert torch.equal(given.dense()[kept], learned[kept])
@@ -466,12 +485,12 @@ def test_without_l2_nothing_pulls_at_b(past):
     assert differences(learned_bits(first), learned_bits(second)) == []
 
 
-def test_with_l2_b_stays_nearer_to_where_it_was():
+def test_with_l2_b_stays_nearer_to_where_it_was(held):
     """No theta_G in between: the pull alone."""
     moved = {}
     for words in ("b_comm", "b_comm,l2"):
-        state = weit(without=words, rounds_per_task=4).clients[0]
-        moved[words] = (state.tensor("base") - state.tensor("reference")).norm().item()
+        Run(tiny(method="fedweit", method__without=words, rounds_per_task=4)).go()
+        moved[words] = (held[0]["base"] - held[0]["reference"]).norm().item()
     assert moved["b_comm"] < 0.8 * moved["b_comm,l2"]
 
 
@@ -918,13 +937,13 @@ def test_without_l1_closed_past_answers_do_not_drift_at_all():
     assert closed < 1e-4
 
 
-def test_joint_past_a_is_learned_against_the_change_of_b():
+def test_joint_past_a_is_learned_against_the_change_of_b(held):
     running = Run(tiny(method="fedweit", method__past="joint", method__lambda_sparsity=0.03)).go_to(1)
     old = adaptives(running)["adaptive/0"]
     running.go()
     state = running.clients[0]
     mask = spread(running.layout, dense(state.archive["mask/0"]))
-    change = (state.tensor("base") - state.tensor("reference")) * mask  # dB * m
+    change = (held[0]["base"] - held[0]["reference"]) * mask  # dB * m
     move = adaptives(running)["adaptive/0"] - old  # dA
     assert torch.corrcoef(torch.stack([change, move]))[0, 1] < -0.3
 
@@ -946,13 +965,18 @@ def test_what_belongs_to_a_past_task_stays(past):
     assert belongings() == before
 
 
-def test_drift_is_counted_from_b_before_or_after_theta_g():
+def test_between_tasks_a_client_keeps_no_whole_vector_but_b():
+    state = weit().clients[0]
+    assert [key for key, value in state.tensors.items() if size(value) == weit().layout.weights] == ["base"]
+
+
+def test_drift_is_counted_from_b_before_or_after_theta_g(held):
     """Row 21 of fidelity.md: `own` is B at the end of task t-1, `received` is B once theta_G is in."""
     for drift_from in ("own", "received"):
         running = Run(tiny(method="fedweit", method__drift_from=drift_from)).go_to(1)
         end = running.clients[0].tensor("base").clone()
         running.go()
-        reference = running.clients[0].tensor("reference")
+        reference = held[0]["reference"]
         assert torch.equal(reference, end) == (drift_from == "own")
         if drift_from == "received":
             theta_g = running.parts("s2c")[0, 1, 0, "global"].dense()

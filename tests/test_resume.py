@@ -17,13 +17,13 @@ from cli_helpers import (
     alive,
     assert_one_line,
     assert_same_result,
-    children,
     contents,
     copy,
     journal_lines,
     stop_after,
     tiny,
     until,
+    workers_of,
 )
 
 import weft
@@ -252,7 +252,7 @@ def test_killed_with_workers_and_resumed_with_others(tmp_path, command, long_pla
     for workers, lines in ((2, 6), (3, 12)):
         running = command.start(*words, save_always=True)
         until(lambda lines=lines: journal_lines(folder) >= lines)
-        orphans = children(running.pid)
+        orphans = workers_of(running.pid)
         assert len(orphans) == workers
         assert running.kill() == -signal.SIGKILL
         until(lambda orphans=orphans: not any(map(alive, orphans)), seconds=ORPHANS)
@@ -266,20 +266,21 @@ def test_killed_with_workers_and_resumed_with_others(tmp_path, command, long_pla
 def test_orphans_die_even_while_they_start(tmp_path, command, long_plan, long_run):
     folder = tmp_path / "run"
     running = command.start("run", long_plan, "--out", folder, "--workers", "2")
-    orphans = until(lambda: len(found := children(running.pid)) == 2 and (folder / "run.json").exists() and found)
+    orphans = until(lambda: (folder / "run.json").exists() and workers_of(running.pid))
     assert running.kill() == -signal.SIGKILL
-    until(lambda: not any(map(alive, orphans)), seconds=ORPHANS)  # though they are busy loading torch
+    until(lambda: not any(map(alive, orphans)), seconds=ORPHANS)  # though the first is busy loading torch
     assert command("resume", folder, "--workers", "1").code == 0
     assert_same_result(folder, long_run)
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed(tmp_path, command, long_plan, long_run):
+@pytest.mark.parametrize("which", [0, 1])  # the first has forked the other
+def test_a_worker_that_is_killed(which, tmp_path, command, long_plan, long_run):
     folder = tmp_path / "run"
     running = command.start("run", long_plan, "--out", folder, "--workers", "2", "--save-every", "0", save_always=True)
     until(lambda: journal_lines(folder) >= 6)
-    workers = children(running.pid)
-    os.kill(workers[0], signal.SIGKILL)
+    workers = workers_of(running.pid)
+    os.kill(workers[which], signal.SIGKILL)
     outcome = running.wait(20)
     assert_one_line(without_progress(outcome), "worker", "died")
     until(lambda: not any(map(alive, workers)), seconds=2)
@@ -324,7 +325,7 @@ def test_interrupted_with_workers(tmp_path, command, long_plan, long_run):
     folder = tmp_path / "run"
     running = command.start("run", long_plan, "--out", folder, "--workers", "2")
     until(lambda: journal_lines(folder) >= 6)
-    workers = children(running.pid)
+    workers = workers_of(running.pid)
     assert len(workers) == 2
     os.killpg(running.pid, signal.SIGINT)
     assert_stopped(running.wait(10), folder)

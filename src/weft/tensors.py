@@ -153,7 +153,8 @@ def size(payload: Payload) -> int:
 
 def by_value(by_row: torch.Tensor, segments: Segments) -> torch.Tensor:
     """What is said of each row (total rows,), said of each of its values (size,)."""
-    return by_row.repeat_interleave(torch.tensor([width for rows, width in segments for _ in range(rows)]))
+    parts = zip(_by_segment(by_row, segments), segments, strict=True)
+    return torch.cat([part[:, None].expand(-1, width).reshape(-1) for part, (_, width) in parts])
 
 
 def present(payload: Payload) -> torch.Tensor:

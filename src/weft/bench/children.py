@@ -23,7 +23,6 @@ from weft.errors import Problem
 
 PARTS = ("steps", "engine", "server", "wire")
 SAMPLED = 0.05  # seconds between two looks at a process
-PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 def ask_part(name: str, settings: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -100,11 +99,12 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 
 def resident(process: int) -> int:
-    """Bytes in memory of a process and all that it started; pages that they share count for each of them."""
+    """Bytes in memory of a process and all that it started; a page that several share is divided among them (PSS)."""
     total = 0
     for one in family(process):
         with contextlib.suppress(OSError):  # it may be over by now
-            total += int(Path("/proc", str(one), "statm").read_text().split()[1]) * PAGE
+            found = Path("/proc", str(one), "smaps_rollup").read_text()
+            total += 1024 * sum(int(line.split()[1]) for line in found.splitlines() if line.startswith("Pss:"))
     return total
 
 

@@ -17,7 +17,7 @@ ASKED = 5  # clients a round
 
 
 def check() -> None:
-    if not Path("/proc/self/statm").exists():
+    if not Path("/proc/self/smaps_rollup").exists():
         raise Problem("weft bench reads the memory of processes in /proc, which this system does not have; use Linux")
 
 
@@ -35,7 +35,7 @@ def measure(plan: dict[str, Any], clients: list[int], rounds: int, limit: float,
 
 
 def watched_run(changes: dict[str, Any], clients: int, rounds: int, limit: float) -> dict[str, Any]:
-    """The workers are as many as `weft run` takes by itself. What processes share counts for each of them."""
+    """The workers are as many as `weft run` takes by itself. What processes share counts once."""
     asked = min(ASKED, clients)
     plan = Plan(name="memory", clients=clients, clients_per_round=asked, tasks=1, rounds_per_task=rounds, **changes)
     peak, patience = 0, time.monotonic() + limit

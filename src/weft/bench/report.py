@@ -109,7 +109,7 @@ def runs_sheet(found: Mapping[str, Any]) -> Sheet:
     note = (
         f"Real `weft run` processes. First step after {start['median']:.2f} s "
         f"({start['low']:.2f} to {start['high']:.2f}). "
-        "Memory: of all processes, what they share counted for each. Not run to its end: stopped after "
+        "Memory: of all processes, what they share counted once. Not run to its end: stopped after "
         f"{found['memory']['limit_seconds']:.0f} s."
     )
     return Sheet("Whole runs", ("run", "rounds a second", "peak memory", "run to its end"), rows, note)

@@ -12,16 +12,28 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from weft.engines.frames import read_frame, write_frame
 
 
-def _end_with_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.1)
-    os._exit(1)
+def _end_with_parent(parent: int, enough: threading.Event) -> None:
+    while not enough.wait(0.1):
+        if os.getppid() != parent:
+            os._exit(1)
+
+
+@contextmanager
+def _ending_with_parent(parent: int) -> Iterator[None]:
+    enough = threading.Event()
+    watcher = threading.Thread(target=_end_with_parent, args=(parent, enough), daemon=True)
+    watcher.start()
+    yield
+    enough.set()
+    watcher.join()
 
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
@@ -70,18 +82,18 @@ def main() -> None:
         parent, mine = _become_one_of(parent, ends)
     else:
         (mine,) = ends
-    threading.Thread(target=_end_with_parent, args=(parent,), daemon=True).start()
-    with os.fdopen(mine[0], "rb") as requests, os.fdopen(mine[1], "wb") as replies:
+    with _ending_with_parent(parent), os.fdopen(mine[0], "rb") as requests, os.fdopen(mine[1], "wb") as replies:
         serve(requests, replies)
     os._exit(0)  # at once: to take torch apart first would take seconds
 
 
 def _become_one_of(parent: int, ends: list[tuple[int, ...]]) -> tuple[int, tuple[int, ...]]:
     """The parent and the pipe ends of the worker that this process is: the first, or a fork of it."""
-    import weft.engines.host  # noqa: F401 - what takes seconds to load, torch above all, before there are threads
+    with _ending_with_parent(parent):
+        import weft.engines.host  # noqa: F401 - what takes seconds to load, torch above all
 
     first, mine = os.getpid(), ends[0]
-    for others in ends[1:]:
+    for others in ends[1:]:  # now that no thread is left: a fork would not have it, nor what it holds
         if os.fork() == 0:
             parent, mine = first, others
             break

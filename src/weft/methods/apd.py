@@ -253,6 +253,8 @@ class APD(Method):
         begin, end = lesson.layout.statistics
         if learned and begin < end:
             self._recount(client, lesson)
+        for name in ("adaptive", "reference"):  # whole vectors that only a task under way needs
+            client.tensors.pop(name, None)
 
     def _recount(self, client: State, lesson: Lesson) -> None:
         """Batch norm's statistics belong to theta with all of A; cut to its largest values it needs others.

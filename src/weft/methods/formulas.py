@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from weft.lazy import lazy
 
 if TYPE_CHECKING:
@@ -185,7 +187,10 @@ def largest_places(sizes: torch.Tensor, count: int) -> torch.Tensor:
     """Which places hold the `count` largest numbers, as booleans; of equals the first, on every machine."""
     if count >= len(sizes):
         return torch.ones(len(sizes), dtype=torch.bool)
-    bound = sizes.kthvalue(len(sizes) - count).values  # the largest that goes
+    goes = len(sizes) - count - 1
+    bound = float(
+        np.partition(sizes.cpu().numpy(), goes)[goes]
+    )  # the largest that goes; kthvalue takes ten times as long
     chosen = sizes > bound
     equals = torch.nonzero(sizes == bound).view(-1)[: count - int(chosen.sum())]
     chosen[equals] = True
