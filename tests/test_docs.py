@@ -143,3 +143,44 @@ def test_fidelity_names_only_options_that_exist() -> None:
     named = set(re.findall(r"`((?:method|network)\.\w+)", text))
     assert named
     assert named <= known
+
+
+SAID_IN_WORDS = {"the file's name", "twice tasks", "cross entropy", "none", ""}
+
+
+def _table_rows(page: Path) -> list[list[str]]:
+    lines = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+    return [[cell.replace("`", "").strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+def _said_defaults() -> list[tuple[str, str]]:
+    """Key and default of every row of the plan page: `a`, `b` | 1, 2 are two of them."""
+    found = []
+    for cells in _table_rows(ROOT / "docs" / "plans.md"):
+        keys, defaults = (cells[1], cells[2]) if len(cells) > 4 or cells[0].startswith("fed") else (cells[0], cells[1])
+        split = keys.split(", "), defaults.split(", ")
+        found += list(zip(*split, strict=True)) if len(split[0]) == len(split[1]) else [(keys, defaults)]
+    return [(key.strip(), default.strip()) for key, default in found]
+
+
+def _is_default(said: str, values: set[object]) -> bool:
+    if said in SAID_IN_WORDS:
+        return True
+    above, _, below = said.partition("/")
+    try:
+        number = float(above) / (float(below) if below else 1.0)
+    except ValueError:
+        return said in {str(value).lower() if isinstance(value, bool) else str(value) for value in values}
+    return any(isinstance(value, int | float) and abs(value - number) < 1e-12 for value in values)
+
+
+def test_the_plan_page_has_the_defaults_of_the_code() -> None:
+    models = [Plan, *(class_of(name).options_class for name in METHODS), *NETWORKS.values()]
+    models += [module_of(name).Options for name in SCENARIOS]
+    known: dict[str, set[object]] = {}
+    for model in models:
+        for key, field in model.model_fields.items():
+            known.setdefault(field.alias or key, set()).add(field.default)
+    checked = [(key, said) for key, said in _said_defaults() if key in known]
+    assert len(checked) > 80
+    assert [(key, said, known[key]) for key, said in checked if not _is_default(said, known[key])] == []

@@ -21,7 +21,7 @@ from report_helpers import data_of, figure, layers, page_of, rows, states, trace
 
 import weft
 from weft import metrics
-from weft.record import accuracy_matrices
+from weft.record import accuracy_matrices, read_measures
 from weft.report import page as page_module
 from weft.report.facts import group, label
 from weft.report.helping import CAVEATS, helps
@@ -408,3 +408,18 @@ def test_a_report_loads_no_torch(finished, tmp_path):
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "helping-pairs-0" in data_of((tmp_path / "page.html").read_text())["figures"]
+
+
+# ---- beside accuracy -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_plan_measures_beside_accuracy_is_on_the_page(tmp_path, two_seeds):
+    assert "Beside accuracy" not in page_of(*two_seeds)
+    folder = weft.run(tiny(metrics="balanced,recall"), tmp_path / "run").folder
+    lines = [line for line in read_measures(folder) if line.after_task == TINY["tasks"] - 1]
+    balanced = fmean(line.value for line in lines if line.metric == "balanced")
+    shown = data_of(page_of(folder))["html"]["measures"]
+    assert f"<th scope=row>balanced</th><td class=number>{balanced:.3f}</td>" in shown
+    some = next(line.label for line in lines if line.metric == "recall")
+    recall = fmean(line.value for line in lines if (line.metric, line.label) == ("recall", some))
+    assert f"<th scope=row>recall, {some}</th><td class=number>{recall:.3f}</td>" in shown

@@ -36,6 +36,7 @@ TINY: dict[str, dict[str, Any]] = {  # what a figure's plans are cut to, besides
     "fig-forgetting": {"clients": 2, "tasks": 3},
     "fig-cost": {"clients": 2, "tasks": 2},
     "fig-attention": {"tasks": 3},
+    "fig-async": {"clients": 2, "tasks": 2},
 }
 CLIENTS = {"c5": 2, "c20": 3, "c100": 4}  # of fig-adaptation
 SOME = {  # rows enough to see whether it works
@@ -208,6 +209,20 @@ def test_adaptation_is_the_mean_over_clients(made):
     ]
     assert float(found["validation_accuracy"]) == pytest.approx(fmean(wanted))
     assert {path.stem for path in one.files} == {"fig-adaptation", "fig-adaptation-clients"}
+
+
+@pytest.mark.parametrize("way", ["none", "tasks", "arrival"])
+def test_async_is_what_was_tested_last_by_the_work_done(way, made):
+    """With two tasks there are two moments: half of the work, and all of it."""
+    one = made("fig-async")
+    events = [event for event in journal(one.run(f"glyphs-{way}")) if event["event"] == "tested"]
+    whole = max(event["images"] for event in events)
+    found = {float(line["work"]): float(line["accuracy"]) for line in one.lines() if line["row"] == f"glyphs-{way}"}
+    ends = [event for event in events if event["step"] == 1]
+    assert len(ends) == 2
+    assert found[1.0] == pytest.approx(fmean(fmean(event["accuracy"]) for event in ends))
+    first = {event["client"]: fmean(event["accuracy"]) for event in events if event["images"] <= whole / 2}
+    assert found.get(0.5) == (pytest.approx(fmean(first.values())) if first else None)
 
 
 def test_forgetting_is_a_column_of_the_matrices(made):

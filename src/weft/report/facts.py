@@ -147,6 +147,22 @@ def matrix(one: Group, client: int | None = None) -> list[list[float | None]]:
     return found
 
 
+def measured(one: Group) -> dict[tuple[str, str], Spread]:
+    """What was measured beside accuracy, by metric and class ("": one number a task), of every task as it was last
+    tested: the mean over a client's tasks, then over clients as accuracy is, and over seeds."""
+    keys = dict.fromkeys((item.metric, item.label) for run in one.runs for item in run.measures)
+    found = {key: spread(_measured(run, *key) for run in one.runs) for key in sorted(keys)}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _measured(run: Run, metric: str, label: str) -> float | None:
+    by_client: dict[int, list[float]] = {}
+    for item in metrics.at_the_end(run.measures):
+        if (item.metric, item.label) == (metric, label) and item.value is not None:
+            by_client.setdefault(item.client, []).append(item.value)
+    return fmean(map(fmean, by_client.values())) if by_client else None
+
+
 def over_rounds(one: Group, client: int | None = None) -> dict[tuple[int, int], Spread]:
     """Validation accuracy by (step, round), of the task that is being learned."""
     values: dict[tuple[int, int], dict[int, list[float]]] = {}

@@ -26,7 +26,7 @@ from weft.report.learning_figures import (
     matrix_section,
 )
 from weft.report.sharing_figures import density_section, helping_section, traffic_section
-from weft.report.tables import overview_html, overview_words, terms_html
+from weft.report.tables import measures_html, overview_html, overview_words, terms_html
 
 SECTIONS = (
     accuracy_section,
@@ -69,6 +69,8 @@ def contents(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> 
         html["status"] = _status(live)
     if groups:
         html["overview"] = _overview(groups)
+        if beside := measures_html(groups):
+            html["measures"] = beside
         html |= {section.name: _section(section) for section in sections}
         html["terms"] = terms_html(groups)
     figures = {figure.name: _spec(figure) for section in sections for figure in section.figures}

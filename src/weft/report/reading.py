@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from weft.errors import Problem
 from weft.metrics import Matrix
-from weft.record import accuracy_matrices, check_layout, load_summary, read_rows
+from weft.record import Measured, accuracy_matrices, check_layout, load_summary, read_measures, read_rows
 from weft.report.states import Attention, Density, Layer, StateReader
 
 DAILY = ("answer", "tested")  # events of every round or task; all others are told one by one
@@ -66,6 +66,7 @@ class Run:
     layers: tuple[Layer, ...]
     tasks: tuple[tuple[str, ...], ...]  # names, by client and step
     matrices: dict[int, Matrix]
+    measures: tuple[Measured, ...]  # beside accuracy, where the plan asks for any
     rounds: tuple[Round, ...]
     sent: tuple[Sent, ...]
     densities: tuple[Density, ...]
@@ -122,6 +123,7 @@ class Reader:
             layers=layers,
             tasks=tasks,
             matrices=dict(accuracy_matrices(folder)),
+            measures=tuple(read_measures(folder)),
             rounds=rounds,
             sent=tuple(read_ledger(folder)),
             densities=densities,

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from weft.metrics import Spread
-from weft.report.facts import Group, differences, rows, unlike
+from weft.report.facts import Group, differences, measured, rows, unlike
 from weft.report.figures import COLOURS
 from weft.report.reading import Event, Run
 from weft.screens import duration, size, spread_text
@@ -90,6 +90,24 @@ def _percent(value: Spread | None) -> str:
 
 def _sent(count: float, share: float | None) -> str:
     return "-" if share is None else f"{size(count)} <small>{share:.2f}</small>"
+
+
+def measures_html(groups: Sequence[Group]) -> str:
+    """What was measured beside accuracy; nothing if no plan asked for any."""
+    found = [measured(group) for group in groups]
+    keys = list(dict.fromkeys(key for of_group in found for key in of_group))
+    if not keys:
+        return ""
+    lines = [
+        [
+            escape(f"{metric}, {label}" if label else metric),
+            *(spread_text(of_group.get((metric, label)), 3, "±") for of_group in found),
+        ]
+        for metric, label in keys
+    ]
+    about = "Of every task at the end: the mean over tasks and clients; a class's, over the tasks that have it."
+    shown = table(("measure", *(group.label for group in groups)), lines)
+    return f"<h2>Beside accuracy</h2>{shown}<p class=about>{about}</p>"
 
 
 # ---- on which terms --------------------------------------------------------------------------------------------------

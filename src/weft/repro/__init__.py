@@ -41,6 +41,7 @@ FIGURES = {
     "fig-forgetting": "weft.repro.figures.forgetting:figure",
     "fig-cost": "weft.repro.figures.cost:figure",
     "fig-attention": "weft.repro.figures.attention:figure",
+    "fig-async": "weft.repro.figures.asynchronous:figure",
 }
 
 Scale = Literal["paper", "small"]

@@ -14,11 +14,21 @@ from weft.plan import Plan
 
 def answers(folder: Path) -> Iterator[dict[str, Any]]:
     """Every answer of a client as the journal has it; after a stop some stand there twice, with equal numbers."""
+    return _events(folder, "answer")
+
+
+def tests(folder: Path) -> list[dict[str, Any]]:
+    """Every test of a client in the order of the run, each once: what was repeated after a stop is the same again."""
+    found = {(event["client"], event["step"]): event for event in _events(folder, "tested")}
+    return sorted(found.values(), key=lambda event: (event["images"], event["client"]))
+
+
+def _events(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
     path = folder / "journal.jsonl"
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
-            if event["event"] == "answer":
+            if event["event"] == kind:
                 yield event
     except (OSError, ValueError, KeyError):
         raise Problem(f"{path} is damaged; run again in a new folder") from None

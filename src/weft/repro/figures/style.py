@@ -70,6 +70,9 @@ FACES = {
     "svhn": Face("receiving from SVHN", GREEN, "o"),
     "cifar10": Face("receiving from CIFAR-10", RED, "s"),
     "nobody": Face("receiving from nobody", BLACK, "D", ":"),
+    "none": Face("in step", BLACK, "D", ":"),
+    "tasks": Face("own task clocks", BLUE, "^"),
+    "arrival": Face("as answers arrive", RED, "o"),
 }
 DATASETS = {
     "cifar100": ("CIFAR-100", RED),
