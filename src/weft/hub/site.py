@@ -3,6 +3,7 @@
 site.json   its name and the hub's address      key, ca.crt   who it is, whom it trusts
 tasks.json  its tasks in order                  state/        what it remembers of each run
 left.csv    each tensor that left               bin/          the programs that Flower may start here
+warm.sock   where its warm process listens
 """
 
 from __future__ import annotations
@@ -14,16 +15,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from weft.engines.flower.warm import knock
 from weft.errors import Problem
 from weft.hub import keys, supervision
 from weft.hub.programs import check_flower, program, surroundings
 from weft.record import write_text
-
-RUNNER = """#!{python}
-from weft.engines.flower.runner import main
-
-main()
-"""
 
 
 class Site:
@@ -48,7 +44,7 @@ class Site:
         for name in ("logs", "bin", "flower", "state"):
             (folder / name).mkdir()
         runner = folder / "bin" / "flwr-clientapp"
-        write_text(runner, RUNNER.format(python=sys.executable))
+        write_text(runner, knock(folder.resolve()))
         runner.chmod(0o700)
         (folder / "bin" / "flower-superexec").symlink_to(program("flower-superexec"))
         write_text(folder / "tasks.json", "[]\n")
@@ -73,7 +69,8 @@ class Site:
         def ready() -> None:
             say(f"{self.name} serves {self.hub}; Ctrl-C or weft site stop ends it")
 
-        supervision.Supervisor(self.folder, {"supernode": self.supernode}, env, say).run(ready)
+        programs = {"warm": lambda: [sys.executable, "-m", "weft.engines.flower.warm"], "supernode": self.supernode}
+        supervision.Supervisor(self.folder, programs, env, say).run(ready)
 
     def leave(self) -> None:
         """From now on every question is answered with: this site has left."""
