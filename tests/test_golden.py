@@ -296,7 +296,7 @@ def test_lenet(tmp_path, monkeypatch):
 def no_foreign_term(monkeypatch):
     whole = apd.compose
 
-    def compose(layout, base, mask, adaptive, attention, foreign, out, origin):
+    def compose(layout, base, mask, adaptive, attention, foreign, out, origin=None):
         whole(layout, base, mask, adaptive, None, [], out, origin)
 
     monkeypatch.setattr(apd, "compose", compose)

@@ -31,7 +31,7 @@ from weft.schedule import Schedule
 from weft.state import Archive, State, files_of
 from weft.training import train_step
 
-SAVE_SHARE = 40  # saving may take one part in so many of the time
+SAVE_SHARE = 60  # saving may take one part in so many of the time
 WARMING_UP = 5  # images
 
 

@@ -7,7 +7,7 @@ what a checkpoint stores.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,13 +52,11 @@ class Rows:
         """The kept rows of `vector`, copied."""
         _expect("vector", vector, torch.float32, sum(rows * width for rows, width in segments))
         _expect("kept", kept, torch.bool, sum(rows for rows, _ in segments))
-        blocks = torch.split_with_sizes(vector.detach(), [rows * width for rows, width in segments])
-        parts = [
-            block.reshape(rows, width)[chosen].flatten()  # (rows, width) -> (kept rows * width,)
-            for block, (rows, width), chosen in zip(blocks, segments, _by_segment(kept, segments), strict=True)
-        ]
         segments = tuple((rows, width) for rows, width in segments)  # lists, as JSON gives them, are welcome
-        return Rows(segments, kept.clone(), torch.cat(parts) if parts else vector.detach().clone())
+        values = torch.empty(kept_size(segments, kept))
+        for rows, chosen, its_values in _blocks(vector.detach().cpu(), values, segments, kept):
+            torch.index_select(rows, 0, chosen, out=its_values)
+        return Rows(segments, kept.clone(), values)
 
     @property
     def size(self) -> int:
@@ -75,14 +73,14 @@ class Rows:
 
     def over(self, vector: torch.Tensor) -> torch.Tensor:
         """The given vector (size,) with the kept rows written over its own, in place."""
-        at = begin = 0
-        for (rows, width), chosen in zip(self.segments, _by_segment(self.kept, self.segments), strict=True):
-            count = int(chosen.sum()) * width
-            vector[at : at + rows * width].view(rows, width)[chosen] = self.values[begin : begin + count].view(
-                -1, width
-            )
-            at, begin = at + rows * width, begin + count
+        for rows, chosen, its_values in _blocks(vector, self.values, self.segments, self.kept):
+            rows.index_copy_(0, chosen, its_values)
         return vector
+
+    def add_to(self, vector: torch.Tensor, weight: float) -> None:
+        """Added to the given vector (size,), in place and `weight` times; rows that were not kept are let alone."""
+        for rows, chosen, its_values in _blocks(vector, self.values, self.segments, self.kept):
+            rows.index_add_(0, chosen, its_values, alpha=weight)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,6 +250,18 @@ def unflatten(name: str, tensors: Mapping[str, torch.Tensor], description: Mappi
 
 
 # ---- small helpers ---------------------------------------------------------------------------------------------------
+
+
+def _blocks(
+    vector: torch.Tensor, values: torch.Tensor, segments: Segments, kept: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Of each segment its rows in a whole vector (rows, width), which of them are kept, and those among the values."""
+    at = begin = 0
+    for (rows, width), chosen in zip(segments, _by_segment(kept, segments), strict=True):
+        places = chosen.nonzero().view(-1)
+        end = begin + len(places) * width
+        yield vector[at : at + rows * width].view(rows, width), places, values[begin:end].view(-1, width)
+        at, begin = at + rows * width, end
 
 
 def _by_segment(kept: torch.Tensor, segments: Sequence[tuple[int, int]]) -> Sequence[torch.Tensor]:

@@ -122,17 +122,17 @@ class APD(Method):
         work.origin = self._origin(lesson)
         trained = ["base", *(["mask"] if "m" not in without else []), *(["adaptive"] if "a" not in without else [])]
         for name in trained:
-            work.variables[name] = client.tensor(name).to(device, copy=True)
+            work.variables[name] = client.tensor(name).to(device)  # the client's own memory: learned in place
         work.foreign = self.foreign(client, None, lesson)
         work.rates["mask"] = self.options.mask_rate
         if work.foreign:
-            work.variables["attention"] = client.tensor("attention").to(device, copy=True)
+            work.variables["attention"] = client.tensor("attention").to(device)
         work.variables["private"] = network.vector[weights:]
         work.gradients["private"] = network.gradient[weights:]
         if "adaptive" in work.variables:
             work.gradients["adaptive"] = network.gradient[:weights]  # d theta / d A = 1
         for name in work.variables.keys() - work.gradients.keys():
-            work.gradients[name] = torch.zeros_like(work.variables[name])
+            work.gradients[name] = torch.empty_like(work.variables[name])  # `pull_back` writes all of it
         if self._lambda_drift and (past := learned_before(client, lesson)):
             self._open_drift(client, past, work)
         return work
@@ -274,7 +274,7 @@ class APD(Method):
         network.vector[weights:] = self.private_part(client, step, lesson)
         if finished := f"adaptive/{step}" in client.archive:
             mask: torch.Tensor | None = self._archived(client, f"mask/{step}")
-            adaptive = self._archived(client, f"adaptive/{step}")
+            adaptive = client.archive[f"adaptive/{step}"]
         else:
             mask, adaptive = self._mask(client.tensor("mask")), self._pruned(client.tensor("adaptive"))
         attention = None
@@ -282,8 +282,12 @@ class APD(Method):
             attention = self._archived(client, f"attention/{step}") if finished else client.tensor("attention")
             attention = attention.to(device)
         mask = None if mask is None else mask.to(device)
-        own_base, out = client.tensor("base").to(device), network.vector[:weights]
-        compose(lesson.layout, own_base, mask, adaptive.to(device), attention, foreign, out, self._origin(lesson))
+        own_base, out, origin = client.tensor("base").to(device), network.vector[:weights], self._origin(lesson)
+        if isinstance(adaptive, tensors.Sparse) and origin is not None:  # a tenth of A is left: no need of the whole
+            compose(lesson.layout, own_base, mask, origin, attention, foreign, out)
+            out.index_add_(0, adaptive.indices.to(device), adaptive.values.to(device))
+        else:
+            compose(lesson.layout, own_base, mask, tensors.dense(adaptive).to(device), attention, foreign, out, origin)
 
     def size(self, client: State) -> Size:
         """B, and of every task m, A, alpha, biases and head; and each foreign A that any of them uses, once."""

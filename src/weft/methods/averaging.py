@@ -50,7 +50,10 @@ def _form(part: Payload) -> tuple[type, int]:
 def weighted_sum(parts: list[Payload], weights: list[float]) -> torch.Tensor:
     total = torch.zeros(tensors.size(parts[0]))
     for part, weight in zip(parts, weights, strict=True):
-        total.add_(tensors.dense(part), alpha=weight)
+        if isinstance(part, tensors.Rows):
+            part.add_to(total, weight)
+        else:
+            total.add_(tensors.dense(part), alpha=weight)
     return total
 
 

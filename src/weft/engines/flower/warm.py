@@ -1,9 +1,9 @@
 """A site's warm process: Python, Flower and torch loaded once, and a fork of it for each message.
 
-Flower starts a program for each message, which would load all of them anew: five seconds of a core for an answer that may
-take one. The program that it finds at a site (`KNOCK`) needs none of them. It hands its words, its surroundings and its
-terminal to the warm process through a socket in the site's folder, which only its owner may enter, and ends as the fork
-does; if the warm process is not there, it does the work itself.
+Flower starts a program for each message, which would load all of them anew: five seconds of a core for an answer that
+may take one. The program that it finds at a site (`KNOCK`) needs none of them. It hands its words, its surroundings and
+its terminal to the warm process through a socket in the site's folder, which only its owner may enter, and ends as the
+fork does; if the warm process is not there, it does the work itself.
 """
 
 from __future__ import annotations
