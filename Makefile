@@ -17,9 +17,11 @@ test: $(VENV)/ready-to-test lint
 test-all: $(VENV)/ready-to-test lint
 	$(BIN)/pytest -q -n 2
 
-# real hubs and sites on loopback, killed and refused; Flower pins what others need newer, so in an environment of its own
+# real hubs and sites on loopback, killed and refused, and all that a message may do to them; Flower pins what others need
+# newer, so in an environment of its own
 test-flower: $(FLOWER)/ready
-	$(FLOWER)/bin/pytest -q tests/flower
+	$(FLOWER)/bin/pytest -q -n 2 --dist loadgroup tests/flower tests/test_fuzz.py tests/test_faults.py \
+		tests/test_supervision.py tests/test_site_memory.py
 
 quick: $(VENV)/ready-to-test
 	$(BIN)/pytest -q -n 2 -m "not slow and not long"
@@ -51,7 +53,7 @@ $(FLOWER)/ready: pyproject.toml constraints-flower.txt
 	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
 		"$$(grep '^torch==' constraints-flower.txt)" hatchling editables
 	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
-		--no-build-isolation --editable ".[flower]" pytest
+		--no-build-isolation --editable ".[flower]" pytest pytest-xdist hypothesis
 	@command -v nginx > /dev/null || [ -x /usr/sbin/nginx ] || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light > /dev/null; } \
 		|| echo "no nginx here (Debian: apt-get install nginx-light): what it hides is NOT tested" >&2

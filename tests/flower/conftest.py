@@ -12,6 +12,13 @@ if importlib.util.find_spec("flwr") is None:  # make test-flower has an environm
 from federation import Federation
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What uses processes of a hub runs in one worker, one after another; all else in the other, meanwhile."""
+    for item in items:
+        if "federation" in getattr(item, "fixturenames", ()) or item.path.name == "test_many_machines.py":
+            item.add_marker(pytest.mark.xdist_group("federation"))
+
+
 @pytest.fixture(scope="session")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """One hub and three sites, TLS and node authentication on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,8 +11,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ class Federation:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
         self.port, self.public = free_port(), free_port()
+        self.calls: Calls | None = None
 
     def weft(self, *words: str, code: int = 0, timeout: float = 300) -> str:
         done = subprocess.run(
@@ -69,6 +72,64 @@ class Federation:
         words = json.loads((self.folder / folder / "processes.json").read_text(encoding="utf-8"))
         pid: int = words["processes"][name]["pid"]
         return pid
+
+
+class Calls(threading.Thread):
+    """Whom a process and all that it started call, looked up again and again until `end`."""
+
+    def __init__(self, pids: Callable[[], list[int]]):
+        super().__init__(daemon=True)
+        self._pids, self._enough = pids, threading.Event()
+        self.seen: set[str] = set()
+        self.looks = 0
+
+    def run(self) -> None:
+        while not self._enough.wait(0.1):
+            self.seen |= called(self._pids())
+            self.looks += 1
+
+    def end(self) -> set[str]:
+        self._enough.set()
+        self.join()
+        return self.seen
+
+
+def called(pids: list[int]) -> set[str]:
+    """The other ends of all sockets of some processes: TCP and UDP, connected or trying to."""
+    own = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for path in Path(f"/proc/{pid}/fd").iterdir():
+                with contextlib.suppress(OSError):
+                    own.add(str(path.readlink()))
+    found = set()
+    for table, family in (
+        ("tcp", socket.AF_INET),
+        ("udp", socket.AF_INET),
+        ("tcp6", socket.AF_INET6),
+        ("udp6", socket.AF_INET6),
+    ):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            words = line.split()
+            remote, inode = words[2].split(":")[0], words[9]
+            if f"socket:[{inode}]" in own and int(remote, 16):
+                raw = bytes.fromhex(remote)
+                turned = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
+                found.add(socket.inet_ntop(family, turned))
+    return found
+
+
+def descendants(pids: Iterable[int]) -> list[int]:
+    """Some processes and all that they started."""
+    above = {}
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            with contextlib.suppress(OSError):
+                above[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+    found = list(pids)
+    for one in found:  # which grows meanwhile
+        found += [pid for pid, parent in above.items() if parent == one]
+    return found
 
 
 def free_port() -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from federation import WEFT, Federation, child, events, is_busy, kill, outcome, wait_until
+from federation import WEFT, Calls, Federation, called, child, descendants, events, is_busy, kill, outcome, wait_until
 
 import weft
 
@@ -34,9 +36,12 @@ def write_plan(folder: Path, name: str, more: dict[str, object]) -> weft.Plan:
 
 @pytest.fixture(scope="module")
 def finished(federation: Federation) -> Path:
-    """A whole run, undisturbed."""
+    """A whole run, undisturbed; and whom hub and sites called meanwhile."""
     write_plan(federation.folder, "calm", {})
+    federation.calls = Calls(lambda: descendants(process.pid for process in federation.processes.values()))
+    federation.calls.start()
     federation.weft("hub", "run", "calm.toml", "--out", "calm", timeout=400)
+    federation.calls.end()
     return federation.folder / "calm"
 
 
@@ -47,6 +52,19 @@ def test_the_result_is_the_local_engines_bit_for_bit(finished: Path, tmp_path: P
     summary = weft.Result(finished).summary
     same = ("accuracy", "forgetting", "traffic", "model_size_bytes", "adaptive_density", "incidents")
     assert [summary[key] for key in same] == [local.summary[key] for key in same]
+
+
+def test_nobody_but_the_hub_is_called(federation: Federation, finished: Path) -> None:
+    """Neither telemetry nor updates nor packages: all that hub and sites ever connect to is loopback."""
+    assert federation.calls is not None
+    assert federation.calls.looks > 50
+    assert federation.calls.seen == {"127.0.0.1"}
+
+
+def test_a_call_elsewhere_would_be_seen() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+        one.connect(("192.0.2.1", 9))
+        assert "192.0.2.1" in called([os.getpid()])
 
 
 def test_a_site_knows_all_that_left_it(federation: Federation, finished: Path) -> None:

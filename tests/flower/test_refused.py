@@ -9,15 +9,26 @@ import os
 import signal
 import ssl
 import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
-from federation import Federation, free_port, wait_until
+from federation import Federation, events, free_port, outcome, wait_until
 
 from weft.hub.keys import make_site_key, write_secret
 from weft.hub.programs import program, surroundings
 
+AGAIN = """
+clients = 3
+tasks = 1
+network = "mlp"
+rounds_per_task = 2
+batch_size = 10
+"scenario.train" = 20
+"scenario.valid" = 10
+"scenario.test" = 10
+"""
 REFUSED = 150  # seconds within which a SuperNode gives up
 
 
@@ -94,6 +105,43 @@ def test_control_from_outside(federation: Federation) -> None:
     for path in ("/v1/control/list-runs", "/v1/runtime/get-nodes", "/", "/v1/", "/v1/fleet/../control/list-runs"):
         assert ask(federation, federation.public, path) == 403, path
     assert ask(federation, federation.public, "/v1/fleet/pull-messages") != 403
+
+
+REPLAYING = """#!{python}
+from pathlib import Path
+from weft.engines.flower import memory, runner
+
+answer = memory.Memory.answer
+kept = Path({kept!r})
+
+def replay(self, wire):
+    said = answer(self, wire)
+    if not kept.exists():
+        kept.write_bytes(said)
+    return kept.read_bytes()
+
+memory.Memory.answer = replay
+runner.main()
+"""
+
+
+def test_a_message_that_is_replayed(federation: Federation, tmp_path: Path) -> None:
+    """A site that sends its first answer again and again: whatever it is asked, only the first time counts."""
+    program = federation.folder / "ben" / "bin" / "flwr-clientapp"
+    honest = program.read_text(encoding="utf-8")
+    program.write_text(REPLAYING.format(python=sys.executable, kept=str(tmp_path / "kept")), encoding="utf-8")
+    (federation.folder / "again.toml").write_text(AGAIN, encoding="utf-8")
+    try:
+        federation.weft("hub", "run", "again.toml", "--out", "again", timeout=400)
+    finally:
+        program.write_text(honest, encoding="utf-8")
+    told = [event for event in events(federation.folder / "again") if event["event"] == "incident"]
+    assert told
+    assert {event["client"] for event in told} == {1}
+    assert all("refused" in event["reason"] or "no answer" in event["reason"] for event in told)
+    assert any("refused" in event["reason"] for event in told)
+    given = [key for key in outcome(federation.folder / "again") if key.startswith("A ")]
+    assert given == ["A 0.0", "A 2.0"]
 
 
 def test_the_others_are_still_there(federation: Federation) -> None:
