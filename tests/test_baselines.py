@@ -223,13 +223,15 @@ def test_keep_is_the_share_of_values_that_is_sent(name):
     assert all(not isinstance(value, Sparse) for value in run(method=name, tasks=2).parts("c2s").values())
 
 
-def test_what_is_kept_is_what_moved_farthest_from_theta_g():
-    finished = Run(tiny(method="fedavg", method__keep=0.25)).go()
+@pytest.mark.parametrize("name", ["fedavg", "fedavg+apd", "fedprox+apd"])
+def test_what_is_kept_is_what_moved_farthest_from_theta_g(name):
+    finished = Run(tiny(method=name, method__keep=0.25)).go()
     state = finished.clients[0]
     moved = (state.tensor("base") - state.tensor("received")).abs()
     part = finished.parts("c2s")[0, 1, 1, "base"]
     chosen = torch.zeros(len(moved), dtype=torch.bool)
     chosen[part.indices.long()] = True
+    assert moved.max() > 0
     assert moved[chosen].min() >= moved[~chosen].max()
     assert torch.equal(part.values, state.tensor("base")[chosen])
 

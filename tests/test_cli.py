@@ -37,7 +37,7 @@ COMMANDS = {
     "figures": ["DIR...", "--format", "--out"],
     "tensorboard": ["DIR...", "--out"],
     "export": ["DIR", "--client", "--task", "--format", "--out", "--data-dir"],
-    "predict": ["FILE", "IMAGE...", "--json"],
+    "predict": ["FILE", "IMAGE...", "--trust", "--json"],
     "demo": ["--seed", "--workers"],
     "run": ["PLAN", "KEY=VALUE", "--out", "--workers", "--seeds", "--memory", "--save-every", "--data-dir"],
     "resume": ["DIR", "--workers", "--memory", "--save-every", "--data-dir"],

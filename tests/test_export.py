@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from cli_helpers import assert_one_line
 from PIL import Image
@@ -184,7 +185,7 @@ def test_other_networks_methods_and_losses(tmp_path, case):
     taken = take(tmp_path / "run", 0, step)
     for kind in FORMATS:
         write(taken, tmp_path / f"model.{kind}", kind)  # which holds it against the run
-        run, facts = open_model(tmp_path / f"model.{kind}")
+        run, facts = open_model(tmp_path / f"model.{kind}", trusted=True)
         logits, answer = run(taken.images.numpy())
         np.testing.assert_allclose(logits, taken.logits.numpy(), atol=1e-3)
         assert run(taken.images.numpy()[:1])[0].shape == (1, len(facts["classes"]))
@@ -228,6 +229,25 @@ def test_predict(mlp_run, tmp_path, command):
     assert [names[row.argmax()] in line for row, line in zip(found, lines, strict=True)] == [True] * 5
 
 
+@pytest.mark.parametrize("key", ["network", "loss"])
+def test_a_file_that_names_code_runs_none_of_it(key, mlp_run, tmp_path):
+    """Files travel: what one names is run only if somebody says that he knows where it comes from."""
+    path, mark = tmp_path / "model.safetensors", tmp_path / "mark"
+    write(take(mlp_run, 0, 0), path, "safetensors")
+    with safetensors.safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["weft"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+    code = tmp_path / "code.py"
+    code.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\nAny = None\n")
+    safetensors.torch.save_file(tensors, path, {"weft": json.dumps(facts | {key: f"{code}:Any"})})
+    with pytest.raises(weft.Problem, match="names code to run"):
+        open_model(path)
+    assert not mark.exists()
+    with pytest.raises((weft.Problem, TypeError)):
+        open_model(path, trusted=True)  # it is no network and no loss, but now it was looked at
+    assert mark.exists()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -238,7 +258,8 @@ def test_predict(mlp_run, tmp_path, command):
         (["predict", "model.bin", "a.png"], "ends in none of"),
         (["predict", "model.onnx", "a.png"], "there is no file model.onnx"),
         (["predict", "bad.onnx", "a.png"], "is no model that weft export wrote"),
-        (["predict", "bad.pt2", "a.png"], "is no model that weft export wrote"),
+        (["predict", "bad.pt2", "a.png", "--trust"], "is no model that weft export wrote"),
+        (["predict", "bad.pt2", "a.png"], "torch opens bad.pt2 with pickle"),
         (["predict", "bad.safetensors", "a.png"], "is no model that weft export wrote"),
         (["predict", "good.safetensors", "bad.onnx"], "bad.onnx cannot be read as a picture"),
     ],

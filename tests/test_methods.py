@@ -965,6 +965,20 @@ def test_what_belongs_to_a_past_task_stays(past):
     assert belongings() == before
 
 
+@pytest.mark.parametrize("name", [*METHODS, *COMBINATIONS])
+def test_no_two_tensors_of_a_client_share_memory(name):
+    """What is learned in place would change what is remembered beside it, and no file could hold both."""
+    running = Run(
+        tiny(method=name, **({"method__keep": 0.5} if "keep" in class_of(name).options_class.model_fields else {}))
+    )
+    running.go_to(1)
+    for state in running.clients.values():
+        places = [
+            value.data_ptr() for value in state.tensors.values() if isinstance(value, torch.Tensor) and len(value)
+        ]
+        assert len(set(places)) == len(places)
+
+
 def test_between_tasks_a_client_keeps_no_whole_vector_but_b():
     state = weit().clients[0]
     assert [key for key, value in state.tensors.items() if size(value) == weit().layout.weights] == ["base"]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from weft.errors import Problem
-from weft.tensors import LARGEST, Rows, Sparse, dense, flatten, nonzeros, same, size, unflatten
+from weft.message import Message, decode, encode
+from weft.tensors import LARGEST, Rows, Sparse, by_value, dense, flatten, nonzeros, same, size, unflatten
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -194,3 +195,32 @@ def test_two_payloads_cannot_meet_under_one_name():
 def test_a_damaged_file_is_a_problem_that_says_so(tensors, description, why):
     with pytest.raises(Problem, match=f"stored vector 'a' is damaged .*{why}"):
         unflatten("a", tensors, description)
+
+
+# ---- fast paths and their plain twins --------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 4)), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
+def test_rows_added_and_spread_as_one_would_by_hand(segments, seed):
+    dice = torch.Generator().manual_seed(seed)
+    kept = torch.rand(sum(rows for rows, _ in segments), generator=dice) < 0.5
+    size = sum(rows * width for rows, width in segments)
+    vector, total = torch.randn(size, generator=dice), torch.randn(size, generator=dice)
+    widths = [width for rows, width in segments for _ in range(rows)]
+    spread = torch.tensor([bool(kept[row]) for row, width in enumerate(widths) for _ in range(width)])
+    assert torch.equal(by_value(kept, segments), spread)
+    rows = Rows.of(vector, segments, kept)
+    added = total.clone()
+    rows.add_to(added, 3.0)
+    torch.testing.assert_close(added, total + 3.0 * torch.where(spread, vector, 0.0))
+    assert torch.equal(rows.over(total.clone()), torch.where(spread, vector, total))
+
+
+def test_rows_that_were_changed_are_written_anew():
+    rows = Rows.of(torch.ones(4), ((2, 2),), torch.tensor([True, True]))
+    message = Message("a", "b", "", (), 0, 0, {"it": rows})
+    before = encode(message, "int8")
+    assert encode(message, "int8") == before
+    rows.values.mul_(2)
+    assert same(decode(encode(message, "int8")).tensors["it"], rows)

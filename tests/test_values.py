@@ -122,3 +122,13 @@ def test_what_nobody_writes_is_refused(integers, why):
     body = good[:-7] + np.array(integers, dtype=np.int8).tobytes()
     with pytest.raises(BadMessage, match=why):
         decode(body + struct.pack("<I", zlib.crc32(body)))
+
+
+@pytest.mark.parametrize("place", range(32))
+def test_a_forbidden_byte_is_found_wherever_it_stands(place):
+    (exponents, written) = values_out("", torch.full((32,), 100.0), "int8")
+    wire = np.concatenate([exponents.view(np.uint8), written.view(np.uint8)])
+    values_in(wire, 32, "int8")
+    wire[1 + place] = 128  # as a signed byte, -128
+    with pytest.raises(ValueError, match="does not use"):
+        values_in(wire, 32, "int8")

@@ -58,6 +58,7 @@ def export_command(
 def predict_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What weft export wrote.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures of any size.")],
+    trust: Annotated[bool, typer.Option("--trust", help="You know who wrote FILE: it may name code to run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
 ) -> None:
     """Try an exported model on pictures: weft predict client0-task0.onnx a.png b.png"""
@@ -65,7 +66,7 @@ def predict_command(
 
     from weft.export.files import open_model
 
-    run, facts = open_model(file)
+    run, facts = open_model(file, trusted=trust)
     _, answers = run(np.stack([_picture(path, facts) for path in images]))
     found = [dict(zip(facts["classes"], map(float, row), strict=True)) for row in answers]
     if as_json:

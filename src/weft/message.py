@@ -107,9 +107,10 @@ def encode(message: Message, precision: Precision = "float32") -> bytes:
         description, index, values = _shape_out(name, payload)
         descriptions.append({"name": name, **description})
         written = payload.written if isinstance(payload, Rows) else {}
-        if precision not in written:
-            written[precision] = values_out(name, values, precision)
-        chunks += [*index, *written[precision]]
+        key = (precision, values._version)  # which every change in place counts up
+        if key not in written:
+            written[key] = values_out(name, values, precision)
+        chunks += [*index, *written[key]]
     header = _header_out(message, precision, descriptions)
     prefix = PREFIX.pack(MAGIC, VERSION, len(header), sum(chunk.nbytes for chunk in chunks))
     checksum = zlib.crc32(header, zlib.crc32(prefix))

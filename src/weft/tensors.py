@@ -32,8 +32,8 @@ class Rows:
     segments: Segments  # (rows, width) for each layer, in order; the vector's size is sum(rows * width)
     kept: torch.Tensor  # bool (total rows,)
     values: torch.Tensor  # float32 (sum of the widths of kept rows,), row after row
-    # by precision, once it has been written: a server sends the same rows to every client
-    written: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=dict, init=False, repr=False)
+    # by precision and version of the values, once it has been written: a server sends the same rows to every client
+    written: dict[tuple[str, int], list[np.ndarray[Any, Any]]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if any(rows < 1 or width < 1 for rows, width in self.segments):

@@ -23,6 +23,7 @@ from weft.errors import Problem
 
 PARTS = ("steps", "engine", "server", "wire")
 SAMPLED = 0.05  # seconds between two looks at a process
+PATIENCE = 10.0  # seconds until an orphan is left to itself
 
 
 def ask_part(name: str, settings: dict[str, Any], tell: Tell) -> dict[str, Any]:
@@ -67,8 +68,17 @@ def running(words: list[str], folder: Path) -> Iterator[subprocess.Popen[bytes]]
             if process.poll() is None:
                 process.kill()
             process.wait()
-            while any(Path("/proc", str(worker)).exists() for worker in workers):  # each ends with its parent, soon
+            end = time.monotonic() + PATIENCE
+            while any(map(is_alive, workers)) and time.monotonic() < end:  # each ends with its parent, soon
                 time.sleep(SAMPLED)
+
+
+def is_alive(process: int) -> bool:
+    """Not one that has ended and that nobody has asked for its end yet, as happens to orphans in a container."""
+    try:
+        return Path("/proc", str(process), "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def watch(process: subprocess.Popen[bytes], folder: Path, limit: float, look: Callable[[], bool]) -> bool:
@@ -124,6 +134,8 @@ def main() -> None:
 
     import torch
 
+    from weft.engines.host import keep_memory
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     settings = json.load(sys.stdin)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -135,6 +147,7 @@ def main() -> None:
 
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # as in a worker
+    keep_memory()
     name = sys.argv[1]
     assert name in PARTS
     try:

@@ -84,9 +84,16 @@ def _flower(python: Path, plan: Plan, folder: Path, cores: int) -> dict[str, Any
     script, data = file_of("flower_fedavg.py"), folder / "data.npz"
     began = time.time()
     with (folder / "said.txt").open("wb") as said:
-        done = subprocess.run(
-            [python, script, data, *map(str, numbers)], stdout=subprocess.PIPE, stderr=said, timeout=LIMIT, check=False
-        )
+        try:
+            done = subprocess.run(
+                [python, script, data, *map(str, numbers)],
+                stdout=subprocess.PIPE,
+                stderr=said,
+                timeout=LIMIT,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise Problem(f"FedAvg on Flower took more than {LIMIT:.0f} s; weft bench gave up") from None
     seconds = time.time() - began
     if done.returncode != 0:
         raise Problem(f"Flower ended with code {done.returncode}: {last_line(folder / 'said.txt')}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.children import journal, running, watch
-from weft.bench.timing import Tell, spread
+from weft.bench.timing import Tell, ratio, spread
 from weft.errors import Problem
 from weft.plan import Plan
 
@@ -20,18 +20,19 @@ LIMIT = 600.0  # seconds for a run that is expected to take less than a minute
 def measure_workers(plan: dict[str, Any], turns: int, rounds: int, tell: Tell) -> dict[str, Any]:
     """Seconds of a round with one worker and with two, taking turns; the first and the last round do other work too."""
     whole = Plan(name="workers", clients=EQUAL_CLIENTS, tasks=1, rounds_per_task=rounds, **plan)
-    found: dict[int, list[float]] = {1: [], 2: []}
+    found: dict[int, list[list[float]]] = {1: [], 2: []}  # by turn
     for turn in range(turns):
-        for workers, seconds in found.items():
+        for place, workers in enumerate((1, 2) if turn % 2 == 0 else (2, 1)):
             with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
-                seconds += round_seconds(_whole_run(whole, Path(name), workers), range(1, rounds - 1))
-            tell(2 * turn + workers, 2 * turns)
-    times = {workers: spread(seconds) for workers, seconds in found.items()}
+                found[workers].append(round_seconds(_whole_run(whole, Path(name), workers), range(1, rounds - 1)))
+            tell(2 * turn + place + 1, 2 * turns)
+    times = {workers: spread([one for turn in of_turns for one in turn]) for workers, of_turns in found.items()}
+    middle = {workers: [spread(turn)["median"] for turn in of_turns] for workers, of_turns in found.items()}
     return {
         "clients": EQUAL_CLIENTS,
         "rounds_per_second": {str(workers): 1 / found["median"] for workers, found in times.items()},
         "round_seconds": {str(workers): found for workers, found in times.items()},
-        "speedup": times[1]["median"] / times[2]["median"],
+        "speedup": ratio(middle[1], middle[2])["median"],
     }
 
 

@@ -150,7 +150,8 @@ def copy_of(state: State) -> State:
     """A state that can move on by itself; what lies in the archive is never changed and is shared."""
     archive = Archive()
     archive.update(state.archive)
-    return State(dict(state.tensors), dict(state.numbers), archive)
+    own = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in state.tensors.items()}
+    return State(own, dict(state.numbers), archive)
 
 
 # ---- contenders ------------------------------------------------------------------------------------------------------

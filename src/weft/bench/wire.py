@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from weft.bench.timing import Tell, interleave, seconds_of, spread
 from weft.client import World
+from weft.headers import Precision
 from weft.message import Message, decode, encode
 from weft.methods.formulas import largest
 from weft.plan import Plan
@@ -24,7 +26,7 @@ def measure(plan: dict[str, Any], passes: int, tell: Tell) -> dict[str, Any]:
         message = Message("client-0", "server", "bench", (), 0, 0, {"base": payload})
         wire = encode(message, chosen.wire)
         contenders = {
-            "encode": partial(seconds_of, encode, message, chosen.wire),
+            "encode": partial(encoding_seconds, message, chosen.wire),
             "decode": partial(seconds_of, decode, wire),
             "copy": partial(seconds_of, bytearray, wire),
         }
@@ -33,6 +35,16 @@ def measure(plan: dict[str, Any], passes: int, tell: Tell) -> dict[str, Any]:
         found[kind] = {"bytes": len(wire)} | {f"{name}_megabytes_per_second": rate for name, rate in rates.items()}
         tell(place + 1, len(kinds))
     return found
+
+
+def encoding_seconds(message: Message, precision: Precision) -> float:
+    """Of a message that nobody has encoded yet, as a client's is; a server's rows are written once for all."""
+    tensors = {name: fresh(payload) for name, payload in message.tensors.items()}
+    return seconds_of(encode, replace(message, tensors=tensors), precision)
+
+
+def fresh(payload: Payload) -> Payload:
+    return Rows(payload.segments, payload.kept, payload.values) if isinstance(payload, Rows) else payload
 
 
 def payloads(plan: Plan) -> dict[str, Payload]:

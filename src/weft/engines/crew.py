@@ -18,15 +18,7 @@ from typing import IO, Any
 from weft.engines.frames import read_frame, write_frame
 from weft.errors import Problem
 
-# One thread a client, always. And glibc is to keep blocks of a vector's size, which every step takes and gives back:
-# asking the kernel for them anew took a fifth of a FedWeIT step at batch 20. Larger ones, such as the files of whole
-# states, go back at once.
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
-}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # one thread a client, always
 QUEUED = 4  # requests that wait for a busy worker; more would only fill memory
 DIED = "a worker process died (was there enough memory?); what was saved before is kept"
 

@@ -63,9 +63,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
                 write_frame(replies, {"saved": host.save(), "answers": host.answers})
         except Problem as problem:
             write_frame(replies, {"problem": str(problem)})
-        except (
-            Exception
-        ) as error:  # a fault in somebody's own method: the parent ends in one line, the rest stands here
+        except Exception as error:  # a fault in somebody's own method: the parent says one line, the rest stands here
             traceback.print_exc()
             said = f"{type(error).__name__}: {error}"
             write_frame(replies, {"problem": f"a worker failed with {said}; its traceback stands above"})

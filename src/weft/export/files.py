@@ -46,7 +46,7 @@ def write(taken: Taken, path: Path, kind: Format) -> float:
     partial = path.with_name(f".{path.name}.part.{kind}")
     try:
         WRITE[kind](taken.model, taken.facts, partial)
-        run, _ = open_model(partial, kind)
+        run, _ = open_model(partial, kind, trusted=True)
         logits, _ = run(taken.images.numpy())
         wanted = taken.logits.numpy()
         difference = float(np.abs(logits - wanted).max())
@@ -144,15 +144,20 @@ WRITE: dict[Format, Callable[[Plain, Facts, Path], None]] = {
 # ---- opening ---------------------------------------------------------------------------------------------------------
 
 
-def open_model(path: Path, kind: str | None = None) -> tuple[Run, Facts]:
-    """A function from images to answers, and the facts, of a file of any of the formats; by its ending if not said."""
+def open_model(path: Path, kind: str | None = None, trusted: bool = False) -> tuple[Run, Facts]:
+    """A function from images to answers, and the facts, of a file of any of the formats; by its ending if not said.
+
+    Only a trusted file may name code that is run: a network or loss of somebody's own, or all that pickle can do.
+    """
     kind = kind or path.suffix.removeprefix(".")
     if kind not in OPEN:
         raise Problem(f"{path} ends in none of {', '.join(f'.{each}' for each in FORMATS)}; weft export wrote which?")
     if not path.is_file():
         raise Problem(f"there is no file {path}; weft export makes one")
+    if kind == "pt2" and not trusted:
+        raise Problem(f"torch opens {path} with pickle, which can run anything: add --trust if you know who wrote it")
     try:
-        run, facts = OPEN[kind](path)
+        run, facts = OPEN[kind](path, trusted)
         return (_one_by_one(run) if facts.get("batch") == 1 else run), facts
     except Problem:
         raise
@@ -168,7 +173,7 @@ def _one_by_one(run: Run) -> Run:
     return each
 
 
-def _open_safetensors(path: Path) -> tuple[Run, Facts]:
+def _open_safetensors(path: Path, trusted: bool) -> tuple[Run, Facts]:
     import safetensors.torch
 
     from weft.export.model import rebuilt
@@ -179,12 +184,16 @@ def _open_safetensors(path: Path) -> tuple[Run, Facts]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from None
+    own = [str(facts[key]) for key in ("network", "loss") if ":" in str(facts[key])]
+    if own and not trusted:
+        raise Problem(f"{path} names code to run ({', '.join(own)}): add --trust if you know who wrote it")
     model = rebuilt(facts)
     model.load_state_dict(tensors)
     return _by_torch(model), facts
 
 
-def _open_pt2(path: Path) -> tuple[Run, Facts]:
+def _open_pt2(path: Path, trusted: bool) -> tuple[Run, Facts]:
+    assert trusted
     import torch
 
     files = {"weft.json": ""}
@@ -193,7 +202,7 @@ def _open_pt2(path: Path) -> tuple[Run, Facts]:
     return _by_torch(program.module()), json.loads(files["weft.json"])
 
 
-def _open_onnx(path: Path) -> tuple[Run, Facts]:
+def _open_onnx(path: Path, _: bool) -> tuple[Run, Facts]:
     try:
         import onnxruntime
     except ImportError:
@@ -223,7 +232,7 @@ def _by_torch(model: Callable[..., Any]) -> Run:
     return run
 
 
-OPEN: dict[str, Callable[[Path], tuple[Run, Facts]]] = {
+OPEN: dict[str, Callable[[Path, bool], tuple[Run, Facts]]] = {
     "safetensors": _open_safetensors,
     "onnx": _open_onnx,
     "pt2": _open_pt2,

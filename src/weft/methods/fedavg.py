@@ -91,7 +91,7 @@ class FedAvg(Method):
         client.tensors["base"] = merge(message.tensors["global"], client.tensor("base"))
         self.receive_biases(client, message)
         if self.options.keep < 1:
-            client.tensors["received"] = client.tensor("base")
+            client.tensors["received"] = client.tensor("base").clone()  # APD learns in place
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         return super().contribute(client, lesson) | self.cut(self.shared(client.tensors, lesson.layout), client, lesson)
