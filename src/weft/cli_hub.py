@@ -84,15 +84,23 @@ def invite_command(
 ) -> None:
     """Make an invitation: the file with which a site joins. It holds the site's private key: send it by a safe way."""
     hub = open_hub(folder)
-    from weft.hub.keys import write_secret
-
     path = file or Path(f"{name}.json")
     if path.exists():
         raise Problem(f"{path} is there already; choose another --out")
-    write_secret(path, (json.dumps(hub.invite(name), indent=2) + "\n").encode())
+    hub.invite(name, path)
     if hub.is_up():
         hub.register()  # else it is done when the hub starts
     say(f"{path}: at the site, weft site join {path.name}; it is a secret until then, and of no use afterwards")
+
+
+@app.command("remove")
+def remove_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")], folder: Folder = Path("hub")
+) -> None:
+    """Take a site out: its key opens nothing any more, and later runs do without it."""
+    hub = open_hub(folder)
+    hub.remove(name)
+    say(f"{name} is no site of {folder} any more")
 
 
 @app.command("status")

@@ -13,7 +13,7 @@ from rich.console import Console
 from weft import screens
 from weft.cli_hub import AsJson, Detached, say
 from weft.errors import Problem
-from weft.hub import supervision
+from weft.hub import sharing, supervision
 from weft.hub.programs import check_flower
 from weft.record import write_text
 from weft.scenarios import sites
@@ -113,6 +113,7 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         "name": site.name,
         "hub": site.hub,
         "left": site.has_left,
+        "share": sharing.shared_at(site.folder),
         "processes": supervision.running(site.folder),
         "tasks": sites.listed(site.folder),
         "runs": site.runs(),
@@ -122,10 +123,23 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         return
     left = "; it has left" if site.has_left else ""
     say(f"{site.name} of {site.hub} is {'up' if found['processes'] else 'down'}{left}")
+    say(f"  gives of its A's: {found['share']} (weft site share)")
     for place, task in enumerate(found["tasks"]):
         say(f"  task {place}: {task['name']} ({task['folder']})")
     for run, words in found["runs"].items():
         say(f"  {run}: {words['answers']} answers, the last to {words['last']} (task.round.client)")
+
+
+@app.command("share")
+def share_command(
+    share: Annotated[str, typer.Argument(metavar="all|ROWS|nothing", help="Of the A of each task.")],
+    folder: Folder = Path("site"),
+) -> None:
+    """What this site gives of its A's from now on: all, its strongest rows, or nothing. No plan can ask for more."""
+    site = open_site(folder)
+    chosen = sharing.parse(share)
+    sharing.choose(site.folder, chosen)
+    say(f"{site.name} gives {chosen if isinstance(chosen, str) else f'the strongest {chosen} rows'} of its A's")
 
 
 @app.command("leave")

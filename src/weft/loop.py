@@ -103,7 +103,10 @@ class Federation:
         progress.places = progress.places or {str(client): [0, 0] for client in range(self.plan.clients)}
         while not self.all_is_learned():
             asked = [visit for client in self.idle() if (visit := self.next_visit(client)) is not None]
-            for reply, visit in itertools.islice(self.replies(asked, self.patience()), 1):
+            answers = list(itertools.islice(self.replies(asked, self.patience()), 1))
+            if not answers and self.plan.deadline == "none":  # nothing is on its way any more
+                self._note_missing(set(progress.out), for_good=True)
+            for reply, visit in answers:
                 staleness = progress.merges - visit.at  # answers that came since it was asked
                 if staleness > int(self.plan.staleness_bound):
                     self.incident(visit, f"its answer is {staleness} others behind (staleness_bound)")
@@ -173,8 +176,9 @@ class Federation:
     # ---- as answers arrive -------------------------------------------------------------------------------------------
 
     def all_is_learned(self) -> bool:
-        places = self.progress.places
-        return all(places[str(client)][0] == len(tasks) for client, tasks in enumerate(self.schedule.lengths))
+        places, gone = self.progress.places, self.engine.gone()
+        ends = ((client, len(tasks)) for client, tasks in enumerate(self.schedule.lengths))
+        return all(places[str(client)][0] == end or client in gone for client, end in ends)
 
     def idle(self) -> list[int]:
         """Who is there and waits for nothing; what is overdue is given up."""
@@ -203,8 +207,8 @@ class Federation:
             visit: Visit | None = None
             if round_index < place.rounds:
                 visit = self.schedule.lesson(client, place, talks, last, progress.begun, progress.met)
-            else:
-                visit = self.closing(client, place, round_index - place.rounds)
+            elif (attempt := round_index - place.rounds) <= CLOSING_ATTEMPTS:
+                visit = self.closing(client, place, attempt)
             progress.places[str(client)] = [step, round_index + 1]
             if visit is not None:
                 return visit

@@ -99,8 +99,9 @@ class Record:
     def close(self) -> None:
         self._lock.release()
 
-    def journal(self, event: str, **facts: Any) -> None:
-        self._append("journal.jsonl", json.dumps({"at": round(time.time(), 3), "event": event, **facts}) + "\n")
+    def journal(self, event: str, /, **facts: Any) -> None:
+        line = {"at": round(time.time(), 3), "event": event}
+        self._append("journal.jsonl", json.dumps({**line, **facts, **line}) + "\n")
 
     def add_rows(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
         text = io.StringIO()

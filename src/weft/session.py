@@ -110,7 +110,8 @@ class Session:
         known = {key: value for key, value in numbers.items() if key not in ("accuracy", "size", "metrics")}
         if "metrics" in numbers:
             self._measures[client, step] = numbers["metrics"]
-        self.record.journal("answer", client=client, step=step, round=round_index, seconds=round(seconds, 4), **known)
+        place = {"client": client, "step": step, "round": round_index, "seconds": round(seconds, 4)}
+        self.record.journal("answer", **{**place, **known, **place})  # a client's words replace none of these
         if self.screen is not None:
             self.screen.answered(client, step, round_index, numbers)
 

@@ -48,6 +48,10 @@ class Engine(Protocol):
         """Who is there now."""
         ...
 
+    def gone(self) -> set[int]:
+        """Who is away and not expected back: nobody waits for them."""
+        ...
+
     def now(self) -> float:
         """Seconds since the beginning, virtual or real."""
         ...

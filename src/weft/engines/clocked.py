@@ -52,6 +52,9 @@ class Clocked:
     def clients(self) -> list[int]:
         return [client for client in range(self._plan.clients) if self._clock.is_there(client, self._now)]
 
+    def gone(self) -> set[int]:
+        return set()  # whoever is away comes back
+
     def now(self) -> float:
         return self._now
 

@@ -15,11 +15,10 @@ import secrets
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import filelock
 
-from weft.errors import Problem
+from weft.errors import Problem, nearest
 from weft.hub import keys, supervision
 from weft.hub.programs import NAME, UP, ask, check_flower, program, surroundings
 from weft.record import write_text
@@ -123,17 +122,32 @@ class Hub:
         names: list[str] = json.loads((self.folder / "sites.json").read_text(encoding="utf-8"))
         return names
 
-    def invite(self, name: str) -> dict[str, Any]:
-        """What a site needs to join, with its private key: the hub keeps the public half alone."""
+    def invite(self, name: str, path: Path) -> None:
+        """Write what a site needs to join, with its private key: the hub keeps the public half alone."""
         if not SITE_NAME.fullmatch(name):
             raise Problem(f"a site's name is small letters, digits and dashes, not {name!r}")
         if name in (names := self.sites()):
             raise Problem(f"{name} is invited already; choose another name")
         private, public = keys.make_site_key()
+        authority = (self.folder / "ca.crt").read_text(encoding="utf-8")
+        words = {"weft": 1, "name": name, "hub": self.address, "authority": authority, "key": private}
+        # first: whoever cannot be given it is not invited
+        keys.write_secret(path, (json.dumps(words, indent=2) + "\n").encode())
         write_text(self._public_key(name), public)
         write_text(self.folder / "sites.json", json.dumps([*names, name]) + "\n")
-        authority = (self.folder / "ca.crt").read_text(encoding="utf-8")
-        return {"weft": 1, "name": name, "hub": self.address, "authority": authority, "key": private}
+
+    def remove(self, name: str) -> None:
+        """A site is no member any more: its key opens nothing, and no later run counts on it."""
+        if name not in (names := self.sites()):
+            raise Problem(f"there is no site {name}; {nearest(name, names)}")
+        if (number := self._numbers().get(name)) is not None and self.is_up():
+            ask(["supernode", "unregister", number, NAME], self.home)
+        elif number is not None:
+            raise Problem("the hub is not up, and Flower has to be told; weft hub start starts it")
+        others = {site: node for site, node in self._numbers().items() if site != name}
+        write_text(self.folder / "nodes.json", json.dumps(others) + "\n")
+        write_text(self.folder / "sites.json", json.dumps([each for each in names if each != name]) + "\n")
+        self._public_key(name).unlink(missing_ok=True)
 
     def register(self) -> None:
         """Tell Flower of every site that it does not know: a new one, or all of them if its database was lost."""

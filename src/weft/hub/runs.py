@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
+import tomllib
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +16,7 @@ import filelock
 from weft import scenarios
 from weft.data import cache
 from weft.errors import Problem
+from weft.hub.asking import fault
 from weft.hub.hub import Hub
 from weft.hub.programs import NAME, ask
 from weft.plan import Plan
@@ -38,13 +41,12 @@ def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
         raise Problem(f"the plan has {plan.clients} clients, the hub has {len(names)} sites; add clients={len(names)}")
     if plan.faults.any or plan.clock != Plan().clock:
         raise Problem("clock.* and faults.* are drawn for clients of one machine; a hub has real ones: leave them out")
-    for part in (plan.method, plan.network):
-        if ":" in part:
-            raise Problem(f"a site runs only what comes with weft, and the plan names {part}")
+    if why := fault(tomllib.loads(plan.toml())):
+        raise Problem(f"every site would refuse this plan: {why}")
     images = {name: cache.fingerprint(name) for name in scenarios.of(plan).datasets}
     folder = (out or fresh_folder(plan)).absolute()
     Record.create(folder, plan, images).close()
-    run = f"{plan.name}-{uuid.uuid4().hex[:12]}"
+    run = f"{re.sub('[^0-9A-Za-z]+', '-', plan.name).strip('-')[:80] or 'run'}-{uuid.uuid4().hex[:12]}"
     write_text(folder / SITES, json.dumps({"names": names, "run": run}) + "\n")
     hub.note(folder)
     return folder
@@ -58,7 +60,8 @@ def is_run(place: str) -> bool:
 def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
     """Until the run is over. Whoever stops this does not stop the run."""
     read_plan(folder)
-    wait_for_sites(hub, json.loads((folder / SITES).read_text(encoding="utf-8"))["names"], say, wait)
+    if not is_over(folder) and not at_work(hub, folder):
+        wait_for_sites(hub, json.loads((folder / SITES).read_text(encoding="utf-8"))["names"], say, wait)
     for _ in range(STARTS):
         if is_over(folder):
             return Result(folder)

@@ -44,8 +44,7 @@ class Site:
         for name in ("logs", "bin", "flower", "state"):
             (folder / name).mkdir()
         runner = folder / "bin" / "flwr-clientapp"
-        write_text(runner, knock(folder.resolve()))
-        runner.chmod(0o700)
+        runner.touch(mode=0o700)
         (folder / "bin" / "flower-superexec").symlink_to(program("flower-superexec"))
         write_text(folder / "tasks.json", "[]\n")
         write_text(folder / "site.json", json.dumps({"name": words["name"], "hub": words["hub"]}) + "\n")
@@ -62,6 +61,10 @@ class Site:
         """Serve until stopped."""
         check_flower()
         keys.check_secret(self.folder / "key")
+        # now, and not when it joined: folder and environment may have been moved since
+        runner = self.folder / "bin" / "flwr-clientapp"
+        write_text(runner, knock(self.folder))
+        runner.chmod(0o700)
         # Flower finds programs by name: here it finds the runner of weft, and none that would run what the hub sends
         path = os.pathsep.join([str(self.folder / "bin"), os.defpath])
         env = surroundings(self.folder / "flower", path) | {"WEFT_SITE": str(self.folder)}  # whose tasks are learned

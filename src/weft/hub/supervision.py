@@ -152,7 +152,8 @@ def stop(folder: Path, patience: float = 30.0) -> bool:
     """End the supervisor of a folder and with it its processes; False if there was none."""
     found = running(folder)
     if found is None:
-        return False
+        with hold(folder):
+            return end_leftovers(folder)  # of a supervisor that was killed
     end = time.monotonic() + patience
     while found is not None:
         if time.monotonic() > end:
@@ -184,13 +185,20 @@ def detach(folder: Path, kind: str, word: str, patience: float = 120.0) -> None:
         time.sleep(POLL)
 
 
-def end_leftovers(folder: Path) -> None:
-    """Processes of a supervisor that was killed go on by themselves and hold their ports: end those, by id and name."""
+def end_leftovers(folder: Path) -> bool:
+    """Processes of a supervisor that was killed go on by themselves and hold their ports: end those, by id and name.
+
+    Says whether there were any.
+    """
+    any_there = False
     with contextlib.suppress(OSError, ValueError, KeyError):
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
         for words in found["processes"].values():
             if _is_ours(words["pid"], folder):
                 _signal_group(words["pid"], signal.SIGKILL)
+                any_there = True
+        (folder / FILE).unlink()
+    return any_there
 
 
 def _is_ours(pid: int, folder: Path) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 import tomllib
+import traceback
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -16,13 +17,13 @@ from flwr.clientapp import ClientApp
 
 from weft.engines.flower import left
 from weft.engines.flower.envelope import Answered, BadEnvelope, reply, unpack
-from weft.engines.flower.memory import Memory, NotYet
+from weft.engines.flower.memory import FAILED, Memory, NotYet
 from weft.errors import Problem
+from weft.hub.asking import fault
+from weft.hub.sharing import shared_at
 from weft.plan import Plan
 
 RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the name of a folder
-
-OWN_NAME = re.compile(r"[0-9a-z][0-9a-z@+-]*")  # of a method or network: neither a file nor a module
 
 
 def on_message(message: Message, context: Context) -> Message:
@@ -37,24 +38,34 @@ def on_message(message: Message, context: Context) -> Message:
         plan = read_plan(asked.plan)
         if not 0 <= asked.client < plan.clients:
             raise Problem(f"there is no client {asked.client} in a plan of {plan.clients}")
+        plan = with_share(plan, site)
+    except BadEnvelope as bad:
+        raise Problem(f"a message of the hub was refused: {bad}") from None
+    try:
         wire = Memory(site / "state" / asked.run, plan, asked.client).answer(asked.wire)
     except NotYet as why:
         return reply(Answered(waiting=str(why)), message)
-    except BadEnvelope as fault:
-        raise Problem(f"a message of the hub was refused: {fault}") from None
+    except Exception:
+        traceback.print_exc()  # to the site's log alone: it may name files, tasks and classes
+        raise Problem(FAILED) from None
     left.note(site, str(context.node_config.get("hub", "")), asked.run, wire)
     return reply(Answered(wire, time.perf_counter() - began), message)
+
+
+def with_share(plan: Plan, site: Path) -> Plan:
+    """The plan with what the site shares of A, where it shares less than the plan asks for."""
+    own, asked = shared_at(site), plan.method_options.get("share")
+    if asked is None or own == "all" or asked == "nothing":
+        return plan
+    less = own if own == "nothing" or asked == "all" else min(int(own), int(asked))
+    return plan.model_copy(update={"method_options": {**plan.method_options, "share": less}})
 
 
 def read_plan(text: str) -> Plan:
     """A plan that the hub sent. What it names must be weft's own: to check a plan loads the code that it names."""
     given = tomllib.loads(text)
-    for part in ("method", "network"):
-        named = given.get(part)
-        if not isinstance(named, str) or not OWN_NAME.fullmatch(named):
-            raise Problem(f"the hub's plan has {part}={named!r}; a site runs only what comes with weft")
-    if "for" in given:
-        raise Problem("the hub's plan has sections for other methods; it should be whole")
+    if why := fault(given):
+        raise Problem(f"the hub's plan was refused: {why}")
     return Plan.merge(given)
 
 

@@ -93,6 +93,10 @@ class Far:
         self._look()
         return [client for client in range(len(self._sites)) if client not in self._left and not self._lost(client)]
 
+    def gone(self) -> set[int]:
+        """Who has left, and who has been away for longer than there is patience."""
+        return set(range(len(self._sites))) - set(self.clients())
+
     def now(self) -> float:
         return time.monotonic() - self._began
 
@@ -196,6 +200,9 @@ class Far:
         try:
             answered = unpack_reply(message)
         except BadEnvelope as fault:
+            flight.failures += 1
+            if flight.failures >= FAILURES:
+                return Answered(encode(failure(decode(flight.wire), f"its answers are none: {fault}")))
             self._ask_again(flight, str(fault))
             return None
         if answered.left:

@@ -6,6 +6,7 @@ a reply say how long it took, or why there is none yet.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
@@ -57,6 +58,8 @@ def unpack_reply(message: Message) -> Answered:
     wire, words = _open(message)
     seconds, waiting, left = words.get("seconds"), words.get("waiting"), words.get("left")
     if not isinstance(seconds, float) or not isinstance(waiting, str) or not isinstance(left, bool):
+        raise BadEnvelope("its words are not those of a reply")
+    if not 0 <= seconds < math.inf:
         raise BadEnvelope("its words are not those of a reply")
     return Answered(wire, seconds, waiting[:200], left)
 

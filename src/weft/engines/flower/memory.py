@@ -23,7 +23,7 @@ from weft.state import State, files_of
 
 REPLIES_KEPT = 12  # a server goes back by a round and the closing of its task at most: five answers
 MEMORY = 1 << 14  # megabytes: one client is alone in its process
-LONGEST_REASON = 500  # letters
+FAILED = "it failed at the site, whose log says why"
 
 
 class NotYet(Exception):  # noqa: N818 - it will be
@@ -52,9 +52,9 @@ class Memory:
             try:
                 reply = host.answer(self._client, wire)
             except Exception as error:
-                traceback.print_exc()  # to the site's log; the hub gets a line, and the state on disk is the one before
-                said = str(error) if isinstance(error, Problem) else f"{type(error).__name__}: {error}"
-                return encode(failure(asked, said[:LONGEST_REASON]))
+                traceback.print_exc()  # to the site's log alone: it may name files, tasks and classes
+                # the state on disk is the one before
+                return encode(failure(asked, f"{FAILED} ({type(error).__name__})"))
             self._keep(host, asked.request_id, reply, manifest["replies"])
             return reply
 

@@ -60,7 +60,8 @@ def serve() -> None:
     import weft.engines.flower.runner  # noqa: F401 - loaded now, so that no fork has to
 
     torch.set_num_threads(1)
-    assert threading.active_count() == 1, "a fork would not have these threads, nor what they hold"
+    if threading.active_count() > 1:
+        raise RuntimeError("what was loaded has started threads; a fork would not have them, nor what they hold")
     Path(SOCKET).unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(SOCKET)
@@ -108,9 +109,9 @@ def _work(door: socket.socket) -> None:
 
 def _end_with(door: socket.socket) -> None:
     """Whoever knocked has gone, most likely killed: what it asked for is of no use to anybody."""
-    with contextlib.suppress(OSError):
-        if not door.recv(1):
-            os._exit(1)
+    with contextlib.suppress(OSError):  # a reset is an end too
+        door.recv(1)
+    os._exit(1)
 
 
 if __name__ == "__main__":
