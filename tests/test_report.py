@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import io
 import json
 import re
 import shutil
@@ -18,14 +19,17 @@ import pytest
 import torch
 from cli_helpers import TINY, assert_one_line, copy, summary_of, tiny
 from report_helpers import data_of, figure, layers, page_of, rows, states, traces, vector
+from rich.console import Console
 
 import weft
 from weft import metrics
 from weft.record import accuracy_matrices, read_measures
 from weft.report import page as page_module
 from weft.report.facts import group, label
+from weft.report.figures import when
 from weft.report.helping import CAVEATS, helps
 from weft.report.reading import read_runs
+from weft.report.terminal import more_about
 from weft.state import State
 
 pytest_plugins = ["cli_helpers"]
@@ -423,3 +427,45 @@ def test_what_a_plan_measures_beside_accuracy_is_on_the_page(tmp_path, two_seeds
     some = next(line.label for line in lines if line.metric == "recall")
     recall = fmean(line.value for line in lines if (line.metric, line.label) == ("recall", some))
     assert f"<th scope=row>recall, {some}</th><td class=number>{recall:.3f}</td>" in shown
+
+
+# ---- runs that are not as usual --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missed", [0, 1])
+def test_a_test_that_was_never_answered_is_left_out(missed, finished, tmp_path):
+    folder = copy(finished, tmp_path / "run")
+    table = folder / "accuracy.csv"
+    head, *lines = table.read_text().splitlines()
+    kept = [line for line in lines if line.split(",")[:2] != ["1", str(missed)]]
+    assert len(kept) < len(lines)
+    table.write_text("\n".join([head, *kept]) + "\n")
+    shown = data_of(page_of(folder))  # which is JSON: NaN is none
+    json.dumps(shown, allow_nan=False)
+    (grid,) = traces(shown, "matrix-0-1") or [None]
+    assert grid is None or grid["z"][missed] == [None] * len(grid["z"])
+    more_about(read_runs([folder])[0], Console(file=io.StringIO()))
+
+
+@pytest.mark.parametrize("how", ["tasks", "arrival"])
+def test_rounds_of_clients_with_clocks_of_their_own(how, tmp_path):
+    """Some tasks take more rounds than the plan says, others fewer: each has a place of its own within its task."""
+    folder = weft.run(tiny(rounds_per_task=4, **{"async": how}), tmp_path / "run").folder
+    (one,) = group(read_runs([folder]))
+    longest = max(item.round for run in one.runs for item in run.rounds)
+    assert longest >= 4
+    places = [when((item.step, item.round), one) for run in one.runs for item in run.rounds if item.client == 0]
+    assert len(set(places)) == len(places)
+    assert all(item.step < when((item.step, item.round), one) < item.step + 1 for item in one.runs[0].rounds)
+    page_of(folder)
+
+
+def test_a_resumed_run_with_clocks_of_their_own_keeps_all_rounds(tmp_path):
+    whole = weft.run(tiny(rounds_per_task=4, **{"async": "arrival", "clock.spread": 3.0}), tmp_path / "whole").folder
+    lines = (whole / "journal.jsonl").read_text().splitlines()
+    cut = next(place for place in range(len(lines) // 2, len(lines)) if '"event": "answer"' in lines[place])
+    again = [lines[0], *lines[1:cut], json.dumps({"at": 0.0, "event": "resumed"}), *lines[cut - 3 :]]
+    other = copy(whole, tmp_path / "other")
+    (other / "journal.jsonl").write_text("\n".join(again) + "\n")
+    before, after = (read_runs([folder])[0].rounds for folder in (whole, other))
+    assert [item[:3] for item in after] == [item[:3] for item in before]

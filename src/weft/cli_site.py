@@ -12,8 +12,9 @@ from rich.console import Console
 
 from weft import screens
 from weft.cli_hub import AsJson, Detached, say
+from weft.engines.flower import sharing
 from weft.errors import Problem
-from weft.hub import sharing, supervision
+from weft.hub import supervision
 from weft.hub.programs import check_flower
 from weft.record import write_text
 from weft.scenarios import sites

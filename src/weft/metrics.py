@@ -23,7 +23,7 @@ def average_accuracy(matrix: Matrix) -> float | None:
     >>> average_accuracy([]) is None
     True
     """
-    return fmean(matrix[-1]) if matrix else None
+    return fmean(matrix[-1]) if matrix and not math.isnan(matrix[-1][0]) else None
 
 
 def forgetting(matrix: Matrix) -> float | None:
@@ -37,7 +37,7 @@ def forgetting(matrix: Matrix) -> float | None:
     0.05
     """
     last, drops = len(matrix) - 1, []
-    for i in range(last):
+    for i in range(last) if matrix and not math.isnan(matrix[-1][0]) else ():
         known = [matrix[t][i] for t in range(i, last) if not math.isnan(matrix[t][i])]
         drops += [max(known) - matrix[last][i]] if known else []
     return fmean(drops) if drops else None
@@ -52,7 +52,7 @@ def backward_transfer(matrix: Matrix) -> float | None:
     -0.2
     """
     last = len(matrix) - 1
-    changes = [matrix[last][i] - matrix[i][i] for i in range(last) if not math.isnan(matrix[i][i])]
+    changes = [matrix[last][i] - matrix[i][i] for i in range(last) if not math.isnan(matrix[i][i] + matrix[last][i])]
     return fmean(changes) if changes else None
 
 

@@ -10,7 +10,6 @@ On disk everything is safetensors and JSON; each file's checksum stands in the r
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ import safetensors.torch
 import torch
 
 from weft.errors import Problem
-from weft.record import whole_file
+from weft.record import checksum_of, whole_file
 from weft.tensors import Payload, flatten, nbytes, unflatten
 
 Reference = dict[str, Any]  # JSON: which files hold a state, with their checksums
@@ -132,7 +131,8 @@ def write_tensors(
         try:
             safetensors.torch.save_file(flat, path, metadata)
         except safetensors.SafetensorError as error:
-            raise OSError(None, str(error).rpartition("error: ")[2]) from None
+            # "... I/O error: No space left on device (os error 28)"
+            raise OSError(None, str(error).rpartition("error: ")[2].partition(" (os error")[0]) from None
     return [name, checksum(flat, metadata)]
 
 
@@ -156,9 +156,4 @@ def read_tensors(folder: Path, mark: FileMark) -> tuple[dict[str, Payload], dict
 
 
 def checksum(flat: dict[str, torch.Tensor], metadata: dict[str, str]) -> int:
-    """Of all that a file says, read where it lies: to put the file together in memory took longer than writing it."""
-    parts = [[key, str(flat[key].dtype), list(flat[key].shape)] for key in sorted(flat)]
-    found = zlib.crc32(json.dumps([parts, metadata], sort_keys=True).encode())
-    for key in sorted(flat):
-        found = zlib.crc32(flat[key].contiguous().numpy().data, found)
-    return found
+    return checksum_of({key: tensor.contiguous().numpy() for key, tensor in flat.items()}, metadata)

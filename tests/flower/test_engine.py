@@ -17,11 +17,10 @@ from flwr.supercore.task_identity import TaskIdentity
 import weft
 from weft.client import World
 from weft.engines import Request, Saved
-from weft.engines.flower import client, engine
+from weft.engines.flower import client, engine, sharing
 from weft.engines.flower.engine import Far
 from weft.engines.flower.envelope import Answered, reply, unpack_reply
 from weft.errors import Problem
-from weft.hub import sharing
 from weft.hub.server import connect
 from weft.message import Message as Words
 from weft.message import decode, encode

@@ -15,8 +15,8 @@ import filelock
 
 from weft import scenarios
 from weft.data import cache
+from weft.engines.flower.asking import fault
 from weft.errors import Problem
-from weft.hub.asking import fault
 from weft.hub.hub import Hub
 from weft.hub.programs import NAME, ask
 from weft.plan import Plan

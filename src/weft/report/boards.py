@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -39,10 +40,10 @@ def write_events(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 def points(run: Run) -> Iterator[Point]:
     """Rounds count through all tasks; what is measured after a task stands at its last round."""
-    per_task = run.rounds_per_task
+    starts = starts_of(run)
     ends: dict[int, float] = {}
     for item in run.rounds:
-        step = item.step * per_task + item.round
+        step = starts[item.step] + item.round
         ends[item.step] = max(item.at, ends.get(item.step, 0.0))
         for name in ("valid_accuracy", "valid_loss", "train_loss"):
             value = getattr(item, name)
@@ -50,20 +51,24 @@ def points(run: Run) -> Iterator[Point]:
                 yield f"{name}/client {item.client}", step, item.at, value
     steps = max((len(matrix) for matrix in run.matrices.values()), default=0)
     for task in range(steps):
-        at, step = ends.get(task, 0.0), (task + 1) * per_task - 1
+        at, step = ends.get(task, 0.0), starts[task + 1] - 1
         so_far = [matrix[: task + 1] for matrix in run.matrices.values()]
         for name, measure in (("accuracy", metrics.average_accuracy), ("forgetting", metrics.forgetting)):
             value = metrics.over_clients(measure, so_far)
             if value is not None:
                 yield f"after a task/{name}", step, at, value
-    yield from _bytes(run, ends)
+    yield from _bytes(run, starts, ends)
 
 
-def _bytes(run: Run, ends: dict[int, float]) -> Iterator[Point]:
-    sums: dict[tuple[int, str], int] = {}
+def starts_of(run: Run) -> list[int]:
+    """The number of each task's first round, counted through all tasks; and of what would come after them."""
+    return list(itertools.accumulate((run.rounds_of(step) for step in range(run.steps)), initial=0))
+
+
+def _bytes(run: Run, starts: list[int], ends: dict[int, float]) -> Iterator[Point]:
+    sums: dict[tuple[int, int, str], int] = {}
     for item in run.sent:
-        step = item.step * run.rounds_per_task + min(item.round, run.rounds_per_task - 1)
-        sums[step, item.direction] = sums.get((step, item.direction), 0) + item.bytes
-    for (step, direction), value in sorted(sums.items()):
-        at = ends.get(step // run.rounds_per_task, 0.0)
-        yield f"bytes/{'up' if direction == 'c2s' else 'down'}", step, at, float(value)
+        step = min(starts[item.step] + item.round, starts[item.step + 1] - 1)
+        sums[step, item.step, item.direction] = sums.get((step, item.step, item.direction), 0) + item.bytes
+    for (step, task, direction), value in sorted(sums.items()):
+        yield f"bytes/{'up' if direction == 'c2s' else 'down'}", step, ends.get(task, 0.0), float(value)

@@ -5,6 +5,7 @@ A curve has one point for each task or round; each point is the mean over seeds 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -49,6 +50,9 @@ class Group:
     def steps(self) -> int:
         """Tasks learned so far, by the client that is furthest."""
         return max((len(matrix) for run in self.runs for matrix in run.matrices.values()), default=0)
+
+    def rounds_of(self, step: int) -> int:
+        return max(run.rounds_of(step) for run in self.runs)
 
     @property
     def clients(self) -> list[int]:
@@ -140,7 +144,7 @@ def matrix(one: Group, client: int | None = None) -> list[list[float | None]]:
                 rows[after][task]
                 for run in one.runs
                 for who, rows in run.matrices.items()
-                if client in (None, who) and after < len(rows) and task <= after
+                if client in (None, who) and after < len(rows) and task <= after and not math.isnan(rows[after][task])
             ]
             row.append(fmean(cells) if cells else None)
         found.append(row)

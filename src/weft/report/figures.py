@@ -179,10 +179,10 @@ def round_axis(steps: int) -> dict[str, Any]:
     }
 
 
-def when(key: tuple[int, int], rounds_per_task: int, part: float = 0.5) -> float:
+def when(key: tuple[int, int], group: Group, part: float = 0.5) -> float:
     """The place of a round on an axis of tasks, in its middle; what comes after the last round is the task's end."""
     step, number = key
-    return tidy(min(step + (number + part) / rounds_per_task, step + 1)) or 0.0
+    return tidy(min(step + (number + part) / group.rounds_of(step), step + 1)) or 0.0
 
 
 def task_borders(steps: int) -> list[dict[str, Any]]:

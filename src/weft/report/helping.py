@@ -8,6 +8,7 @@ what the same sum would be if every A that was given counted alike, which chance
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -134,7 +135,8 @@ def compare(together: Group, alone: Group) -> Help | None:
         drops = []
         for seed in seeds:
             rows = [runs[seed].matrices.get(client) for runs in by_seed]
-            if rows[0] and rows[1] and len(rows[0]) == len(rows[1]):
+            tested = all(row and not math.isnan(row[-1][0]) for row in rows)
+            if rows[0] and rows[1] and tested and len(rows[0]) == len(rows[1]):
                 drops.append([ours - own for ours, own in zip(rows[0][-1], rows[1][-1], strict=True)])
         if drops:
             by_task = tuple(fmean(values) for values in zip(*drops, strict=True))

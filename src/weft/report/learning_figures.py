@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -141,6 +142,7 @@ def _lowest(groups: Sequence[Group]) -> int:
         for rows in run.matrices.values()
         for row in rows
         for value in row
+        if not math.isnan(value)
     ]
     return 10 * int(10 * min(values, default=0.0))
 
@@ -230,7 +232,7 @@ def _round_points(group: Group, client: int | None) -> tuple[list[float], Curve,
             curve.append(None)
             hover.append("")
         before = step
-        xs.append(when((step, number), group.runs[0].rounds_per_task))
+        xs.append(when((step, number), group))
         curve.append(value)
         hover.append(f"task {step}, round {number}")
     return xs, curve, hover

@@ -54,7 +54,7 @@ def page(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> str:
         bar=content["html"]["bar"],
         status=content["html"].get("status", ""),
         main="\n".join(f'<section id="{name}">{content["html"][name]}</section>' for name in content["sections"]),
-        data=json.dumps(content, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c"),
+        data=json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
         plotly=plotly,
         program=program,
         version=escape(importlib.metadata.version("weft")),

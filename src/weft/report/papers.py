@@ -69,11 +69,10 @@ def adaptation(groups: Groups) -> Figure | None:
         return None
     figure, axes = _one("validation accuracy (%)", style.WIDE)
     for place, (group, points) in enumerate(zip(groups, curves, strict=True)):
-        per_task = group.runs[0].rounds_per_task
         for number, step in enumerate(sorted({step for step, _ in points})):
             own = {key: value for key, value in points.items() if key[0] == step}
             label = group.label if number == 0 else None
-            _line(axes, place, label, [when(key, per_task) for key in own], list(own.values()))
+            _line(axes, place, label, [when(key, group) for key in own], list(own.values()))
     _task_axis(axes, groups)
     _legend(figure, 6)
     return figure
@@ -106,11 +105,10 @@ def traffic(groups: Groups) -> Figure | None:
     figure, axes = _one("megabytes so far")
     for place, group in talking:
         rounds = rounds_sent(group)
-        per_task = group.runs[0].rounds_per_task
         for direction, way, dash in (("c2s", "up", "-"), ("s2c", "down", "--")):
             by_part = sent_by_round(group, direction)
             sums = accumulate(sum(of_part.get(key, 0.0) for of_part in by_part.values()) for key in rounds)
-            xs = [when(key, per_task, 1.0) for key in rounds]
+            xs = [when(key, group, 1.0) for key in rounds]
             colour = style.line_of(place)["color"]
             label = _literal(f"{group.label} {way}")
             axes.plot([0, *xs], [0, *(value / 1e6 for value in sums)], label=label, color=colour, linestyle=dash)

@@ -7,6 +7,7 @@ machine has does no harm.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import tomllib
@@ -90,6 +91,17 @@ class Run:
     @property
     def rounds_per_task(self) -> int:
         return int(self.plan["rounds_per_task"])
+
+    @functools.cached_property
+    def _longest(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for item in self.rounds:
+            found[item.step] = max(item.round + 1, found.get(item.step, 0))
+        return found
+
+    def rounds_of(self, step: int) -> int:
+        """Rounds of a task; with task clocks of their own some clients take more than the plan's number for it."""
+        return max(self.rounds_per_task, self._longest.get(step, 0))
 
     def task_name(self, client: int, step: int) -> str:
         named = client < len(self.tasks) and step < len(self.tasks[client])
@@ -194,28 +206,27 @@ def read_ledger(folder: Path) -> list[Sent]:
 
 
 def read_journal(folder: Path, notes: list[str]) -> tuple[tuple[Round, ...], tuple[Event, ...]]:
-    """The rounds that count, and all other events. A run that goes on repeats what came after its checkpoint: the
-    first answer after `resumed` takes back everything from its round on."""
+    """The rounds that count, and all other events. A run that goes on repeats what came after its checkpoint: the first
+    answer of a client after `resumed` takes back everything of that client from its round on."""
     rounds: dict[tuple[int, int, int], Round] = {}
     events: list[Event] = []
-    resumed = False
+    repeating: set[int] = set()  # clients that have not answered since the run went on
     for line in _whole_lines(folder / "journal.jsonl"):
         try:
             facts = json.loads(line)
             at, event = float(facts.pop("at")), str(facts.pop("event"))
             if event not in DAILY:
                 events.append(Event(at, event, facts))
-                resumed = resumed or event == "resumed"
+                repeating |= {client for _, _, client in rounds} if event == "resumed" else set()
                 continue
             if event == "tested":  # what it says stands in accuracy.csv
                 continue
-            step, place = int(facts["step"]), int(facts["round"])
-            if resumed:
-                rounds = {key: value for key, value in rounds.items() if key[:2] < (step, place)}
-                resumed = False
+            client, step, place = int(facts["client"]), int(facts["step"]), int(facts["round"])
+            if client in repeating:
+                rounds = {key: value for key, value in rounds.items() if key[2] != client or key[:2] < (step, place)}
+                repeating.discard(client)
             if "images" in facts:  # a round of training, not a test alone
                 measured = (facts.get(key) for key in ("valid_accuracy", "valid_loss", "train_loss"))
-                client = int(facts["client"])
                 rounds[step, place, client] = Round(client, step, place, at, *measured)
         except (ValueError, KeyError, TypeError, AttributeError):
             notes.append(f"a line of {folder / 'journal.jsonl'} is damaged and left out: {line[:80]!r}")

@@ -70,7 +70,6 @@ def _traffic_words(groups: Sequence[Group]) -> str:
 def _total_figure(groups: Sequence[Group], words: str) -> Figure:
     traces: list[Trace] = []
     for place, group in enumerate(groups):
-        per_task = group.runs[0].rounds_per_task
         rounds = rounds_sent(group)
         for client in everybody(group) if rounds else []:
             for direction, way in DIRECTIONS.items():
@@ -82,7 +81,7 @@ def _total_figure(groups: Sequence[Group], words: str) -> Figure:
                         "type": "scatter",
                         "mode": "lines",
                         "name": who,
-                        "x": [0, *(when(key, per_task, 1.0) for key in rounds)],
+                        "x": [0, *(when(key, group, 1.0) for key in rounds)],
                         "y": [0, *(tidy(value) for value in sums)],
                         "text": ["at the start", *(f"task {step}, round {number}" for step, number in rounds)],
                         "hovertemplate": "%{text}: %{y:.3s}B<extra>" + plain(who) + "</extra>",
@@ -105,7 +104,7 @@ def _total_figure(groups: Sequence[Group], words: str) -> Figure:
 
 
 def _parts_figure(place: int, group: Group) -> Figure:
-    per_task, steps = group.runs[0].rounds_per_task, group.runs[0].steps
+    steps = group.runs[0].steps
     traces: list[Trace] = []
     largest = ("", 0.0)
     shown: set[str] = set()
@@ -121,9 +120,9 @@ def _parts_figure(place: int, group: Group) -> Figure:
                     "name": meaning,
                     "legendgroup": part,
                     "showlegend": part not in shown,
-                    "x": [when(key, per_task) for key in of_part],
+                    "x": [when(key, group) for key in of_part],
                     "y": [tidy(sign * value) for value in of_part.values()],
-                    "width": 0.8 / per_task,
+                    "width": [0.8 / group.rounds_of(step) for step, _ in of_part],
                     "text": [
                         f"task {step}, round {number}: {size(value)}" for (step, number), value in of_part.items()
                     ],

@@ -7,7 +7,6 @@ read once, whichever page asks for it again: a file is known by its checksum.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import Problem
+from weft.record import checksum_of
 
 Vector = NDArray[np.float32]
 Mark = Sequence[Any]  # [file name, checksum]
@@ -132,15 +132,17 @@ class Sparse:
 
 def read_vector(path: Path, checksum: int) -> Vector | Sparse:
     """The one payload of an archive's file."""
-    import safetensors.numpy
+    import safetensors
 
     try:
-        blob = path.read_bytes()
+        with safetensors.safe_open(path, "np") as file:
+            metadata, parts = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except OSError as error:
-        raise Problem(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror})") from None
-    if zlib.crc32(blob) != checksum:
+        raise Problem(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror or error})") from None
+    except safetensors.SafetensorError:
+        metadata, parts = {}, {}
+    if checksum_of(parts, metadata) != checksum:
         raise Problem(f"the checkpoint is corrupt: {path} is not what was written")
-    parts = safetensors.numpy.load(blob)
     return Sparse(parts["it:indices"], parts["it:values"]) if "it:indices" in parts else parts["it"]
 
 

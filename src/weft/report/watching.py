@@ -113,7 +113,7 @@ def status(folder: Path, runs: Sequence[Run], now: float) -> dict[str, Any]:
     place = f"{done} of {total} client rounds done"
     if run.rounds:
         at = run.rounds[-1]
-        place = f"task {at.step} of {run.steps}, round {at.round} of {run.rounds_per_task}; {place}"
+        place = f"task {at.step} of {run.steps}, round {at.round} of {run.rounds_of(at.step)}; {place}"
     quiet = now - last_sign(run, now)
     if is_working(run, quiet):
         left = time_left(run)

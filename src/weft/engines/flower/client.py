@@ -16,11 +16,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from weft.engines.flower import left
+from weft.engines.flower.asking import fault
 from weft.engines.flower.envelope import Answered, BadEnvelope, reply, unpack
 from weft.engines.flower.memory import FAILED, Memory, NotYet
+from weft.engines.flower.sharing import shared_at
 from weft.errors import Problem
-from weft.hub.asking import fault
-from weft.hub.sharing import shared_at
 from weft.plan import Plan
 
 RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the name of a folder
