@@ -1,4 +1,4 @@
-"""A network of your own: any nn.Module from images (batch, 3, 32, 32) to features (batch, n); weft puts the heads on top.
+"""A network of your own: an nn.Module from images (batch, 3, 32, 32) to features (batch, n); weft adds the heads.
 
 weft run demo network=examples/own_network.py:Small network.width=24
 """
