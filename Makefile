@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PEERS := build/peers
 FLOWER := build/flower
 
-.PHONY: demo test test-all test-flower quick lint peers clean
+.PHONY: demo test test-all test-flower quick lint peers wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/weft demo
@@ -58,6 +58,18 @@ $(FLOWER)/ready: pyproject.toml constraints-flower.txt
 		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light > /dev/null; } \
 		|| echo "no nginx here (Debian: apt-get install nginx-light): what it hides is NOT tested" >&2
 	touch $@
+
+# a wheel as `python -m build` makes it, installed where there is nothing else, running the demo from an empty folder
+wheel: $(VENV)/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt build
+	rm -rf dist build/wheel build/empty
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/wheel
+	build/wheel/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		"$$(grep '^torch==' constraints.txt)"
+	build/wheel/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/weft-*.whl
+	mkdir -p build/empty
+	cd build/empty && ../wheel/bin/weft demo
 
 # what users would pick instead, in an environment of its own: for `weft bench --peers`
 peers: $(PEERS)/ready

@@ -536,6 +536,7 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("adaptive_origin", "zero", {}),
     ("adaptive_rank", "size", {}),
     ("mask_rate", 30.0, {}),
+    ("adaptive_rate", 3.0, {}),
     ("attention_rate", 30.0, {}),
     ("kb_size", 1, {}),
     ("kb_size", 0, {}),

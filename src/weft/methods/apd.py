@@ -69,7 +69,8 @@ class Options(base.Options):
     mask_start: float = 0.0  # the learned number's start: v for sigmoid, m for linear
     mask_spread: float = Field(0.0, ge=0)  # deviation of a random start
     mask_trained: bool = True  # by the task loss, as the paper says
-    mask_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster the mask is learned than the weights
+    mask_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster the mask is learned than B
+    adaptive_rate: float = Field(1.0, ge=0, le=1e4)  # and A; lambda_sparsity is measured by B's rate
     past: Literal["frozen", "closed", "joint"] = "frozen"  # A of past tasks: put, solved once a round, or learned on
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
     # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send
@@ -124,7 +125,7 @@ class APD(Method):
         for name in trained:
             work.variables[name] = client.tensor(name).to(device)  # the client's own memory: learned in place
         work.foreign = self.foreign(client, None, lesson)
-        work.rates["mask"] = self.options.mask_rate
+        work.rates |= {"mask": self.options.mask_rate, "adaptive": self.options.adaptive_rate}
         if work.foreign:
             work.variables["attention"] = client.tensor("attention").to(device)
         work.variables["private"] = network.vector[weights:]
