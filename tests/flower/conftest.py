@@ -13,9 +13,9 @@ from federation import Federation
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses processes of a hub runs in one worker, one after another; all else in the other, meanwhile."""
+    """What uses the processes of the session's hub runs in one worker, one after another; all else meanwhile."""
     for item in items:
-        if "federation" in getattr(item, "fixturenames", ()) or item.path.name == "test_many_machines.py":
+        if "federation" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("federation"))
 
 
