@@ -31,17 +31,18 @@ lint: $(VENV)/ready-to-test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# --no-compile: what is loaded is compiled then, and most of torch never is; it saves a minute
 # torch first and by itself, at its exact version: an open range would bring gigabytes of CUDA packages along
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("weft needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt hatchling editables
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable .
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/ready-to-test: $(VENV)/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt \
 		pytest pytest-xdist hypothesis pandas scipy matplotlib tensorboard selenium onnx onnxscript onnxruntime ruff mypy
 	@command -v chromedriver > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null; } \
@@ -50,9 +51,9 @@ $(VENV)/ready-to-test: $(VENV)/ready
 
 $(FLOWER)/ready: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)
-	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
+	$(FLOWER)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints-flower.txt \
 		"$$(grep '^torch==' constraints-flower.txt)" hatchling editables
-	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-flower.txt \
+	$(FLOWER)/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints-flower.txt \
 		--no-build-isolation --editable ".[flower]" pytest pytest-xdist hypothesis
 	@command -v nginx > /dev/null || [ -x /usr/sbin/nginx ] || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends nginx-light > /dev/null; } \
@@ -61,13 +62,13 @@ $(FLOWER)/ready: pyproject.toml constraints-flower.txt
 
 # a wheel as `python -m build` makes it, installed where there is nothing else, running the demo from an empty folder
 wheel: $(VENV)/ready
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt build
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt build
 	rm -rf dist build/wheel build/empty
 	$(BIN)/python -m build --outdir dist .
 	$(PYTHON) -m venv build/wheel
-	build/wheel/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	build/wheel/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt \
 		"$$(grep '^torch==' constraints.txt)"
-	build/wheel/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/weft-*.whl
+	build/wheel/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt dist/weft-*.whl
 	mkdir -p build/empty
 	cd build/empty && ../wheel/bin/weft demo
 
@@ -76,8 +77,8 @@ peers: $(PEERS)/ready
 
 $(PEERS)/ready: constraints.txt
 	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(PEERS)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" "flwr[simulation]==1.41.0"
+	$(PEERS)/bin/pip install --quiet --no-compile --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
+	$(PEERS)/bin/pip install --quiet --no-compile --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" "flwr[simulation]==1.41.0"
 	touch $@
 
 clean:

@@ -118,7 +118,10 @@ def replay(self, wire):
     said = answer(self, wire)
     if not kept.exists():
         kept.write_bytes(said)
-    return kept.read_bytes()
+    elif not kept.with_name("sent").exists():
+        kept.with_name("sent").touch()
+        return kept.read_bytes()
+    return said
 
 memory.Memory.answer = replay
 runner.main()
@@ -126,7 +129,7 @@ runner.main()
 
 
 def test_a_message_that_is_replayed(federation: Federation, tmp_path: Path) -> None:
-    """A site that sends its first answer again and again: whatever it is asked, only the first time counts."""
+    """A site that sends its first answer once more, in the second round: it counts once, and the run goes on."""
     program = federation.folder / "ben" / "bin" / "flwr-clientapp"
     honest = program.read_text(encoding="utf-8")
     program.write_text(REPLAYING.format(python=sys.executable, kept=str(tmp_path / "kept")), encoding="utf-8")
@@ -140,12 +143,12 @@ def test_a_message_that_is_replayed(federation: Federation, tmp_path: Path) -> N
         for event in events(federation.folder / "again")
         if event.get("client") == 1 and "reason" in event
     ]
-    assert told
-    assert all("refused" in reason or "no answer" in reason for reason in told)
-    assert any("refused" in reason for reason in told)
+    assert len(told) == 1
+    answered = [event for event in heard if event["event"] == "answer"]
+    assert [event["round"] for event in answered][:1] == [0]
+    assert 1 not in [event["round"] for event in answered]
     given = [key for key in outcome(federation.folder / "again") if key.startswith("A ")]
-    assert "A 0.0" in given
-    assert not [key for key in given if key.startswith("A 1.")]
+    assert {"A 0.0", "A 1.0"} <= set(given)  # which it gave when it was asked once more
 
 
 def test_the_others_are_still_there(federation: Federation) -> None:
