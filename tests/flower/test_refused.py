@@ -138,11 +138,8 @@ def test_a_message_that_is_replayed(federation: Federation, tmp_path: Path) -> N
         federation.weft("hub", "run", "again.toml", "--out", "again", timeout=400)
     finally:
         program.write_text(honest, encoding="utf-8")
-    told = [
-        event["reason"]
-        for event in events(federation.folder / "again")
-        if event.get("client") == 1 and "reason" in event
-    ]
+    heard = [event for event in events(federation.folder / "again") if event.get("client") == 1]
+    told = [event["reason"] for event in heard if event["event"] == "incident" and "refused" in event["reason"]]
     assert len(told) == 1
     answered = [event for event in heard if event["event"] == "answer"]
     assert [event["round"] for event in answered][:1] == [0]
