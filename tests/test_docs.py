@@ -56,6 +56,13 @@ OF_OWN_IMAGES = ("bring-your-own.md", "take-home.md")  # whose packs are for the
 SMALLER = {"repro": ["-c", TINY_TABLES], "bench": ["-c", TINY_BENCH]}  # commands that take no plan's name
 
 
+# all but the first two take minutes together, so they are left to `make test-all`
+EACH = [
+    pytest.param(page, id=page.name, marks=() if page.name in ("README.md", "start.md") else pytest.mark.long)
+    for page in PAGES
+]
+
+
 def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
@@ -94,7 +101,7 @@ def _run_commands(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", EACH)
 def test_every_command_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.name in OF_OWN_IMAGES:
         monkeypatch.setenv("WEFT_DATA", str(tmp_path / "cache"))
@@ -102,7 +109,7 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", EACH)
 def test_every_program_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.name == "take-home.md":  # its programs read what its commands write
         monkeypatch.setenv("WEFT_DATA", str(tmp_path / "cache"))
