@@ -13,7 +13,7 @@ demo: $(VENV)/ready
 test: $(VENV)/ready-to-test lint
 	$(BIN)/pytest -q -n 2 -m "not long"
 
-# also the 100,000 damaged messages, 24 clients with faults, every mode killed, whole benchmarks, exported models
+# also the 100,000 damaged messages, 24 clients with faults, every mode killed, whole benchmarks, exported models, all docs
 test-all: $(VENV)/ready-to-test lint
 	$(BIN)/pytest -q -n 2
 
