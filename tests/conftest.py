@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from skips import LOUD
+
+
+@pytest.fixture(autouse=True)
+def usual_floats() -> Iterator[None]:
+    """Whoever computes as a worker does flushes the smallest numbers to 0; hypothesis wants them back."""
+    _take_floats_back()
+    yield
+    _take_floats_back()
+
+
+def _take_floats_back() -> None:
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_flush_denormal(False)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
