@@ -56,11 +56,8 @@ OF_OWN_IMAGES = ("bring-your-own.md", "take-home.md")  # whose packs are for the
 SMALLER = {"repro": ["-c", TINY_TABLES], "bench": ["-c", TINY_BENCH]}  # commands that take no plan's name
 
 
-# all but the first two take minutes together, so they are left to `make test-all`
-EACH = [
-    pytest.param(page, id=page.name, marks=() if page.name in ("README.md", "start.md") else pytest.mark.long)
-    for page in PAGES
-]
+# all but the first page take ten minutes together, so they are left to `make test-all`
+EACH = [pytest.param(page, id=page.name, marks=() if page.name == "start.md" else pytest.mark.long) for page in PAGES]
 
 
 def blocks(page: Path, language: str) -> list[str]:
