@@ -65,8 +65,8 @@ def watch_command(
     from weft.report.watching import Server
 
     with Server(folder, port) as server:
-        _say(out, f"{server.url}   shows {folder} while it runs; Ctrl-C ends this, not the run")
         try:
+            _say(out, f"{server.url}   shows {folder} while it runs; Ctrl-C ends this, not the run")
             server.serve_forever()
         except KeyboardInterrupt:
             _say(notes, "\nno longer watching; the run goes on")

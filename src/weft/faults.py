@@ -9,13 +9,14 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from weft.lazy import lazy
 from weft.randomness import generator
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from weft import message
 else:
     message = lazy("weft.message")

@@ -1,4 +1,4 @@
-"""Torch takes seconds to load, and a run folder must be there before: so methods name torch without loading it."""
+"""Torch and numpy take long to load, and a run folder must be there before: so they are named without being loaded."""
 
 from __future__ import annotations
 

@@ -7,8 +7,14 @@ was stopped draws the same numbers again when it goes on.
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
-import numpy as np
+from weft.lazy import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = lazy("numpy")
 
 
 def generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from weft.errors import Problem
+from weft.lazy import lazy
 from weft.plan import Plan
 from weft.record import accuracy_matrices, read_plan, read_rows, read_summary, tables_of
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas
+else:
+    np = lazy("numpy")
 
 WORDS = ("direction", "part", "metric", "class")  # columns that are no numbers
 

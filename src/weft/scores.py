@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weft import named
 from weft.errors import Problem, nearest
+from weft.lazy import lazy
 
-Labels = NDArray[np.int64]
-Scores = NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = lazy("numpy")
+
+Labels: TypeAlias = "NDArray[np.int64]"
+Scores: TypeAlias = "NDArray[np.float64]"
 
 
 def recall(labels: Labels, scores: Scores) -> list[float]:

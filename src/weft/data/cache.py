@@ -21,14 +21,19 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.lib import format as npy
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from weft.data.sources import NORMALISATION, SOURCES, Channels, source_of
 from weft.errors import Problem
+from weft.lazy import lazy
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.lib import format as npy
+    from numpy.typing import NDArray
+else:
+    np = lazy("numpy")
+    npy = lazy("numpy.lib.format")
 
 EXTRAS = {
     "cifar100": ("coarse_of_fine", "coarse_names"),

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from weft.lazy import lazy
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from weft.networks.flat import Layout
     from weft.tensors import Sparse
 else:
+    np = lazy("numpy")
     torch = lazy("torch")
 
 

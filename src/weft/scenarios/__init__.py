@@ -10,14 +10,16 @@ import hashlib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
 from pydantic import BaseModel
 
 from weft import named
 from weft.errors import Problem, nearest
 from weft.signature import options_from
+
+if TYPE_CHECKING:
+    import numpy as np
 
 Part = Literal["train", "valid", "test"]
 

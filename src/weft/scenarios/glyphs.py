@@ -8,14 +8,21 @@ of one common pool, so that two clients may learn the same classes from other in
 from __future__ import annotations
 
 import functools
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from weft.lazy import lazy
 from weft.randomness import generator
 from weft.scenarios import Part, Scenario, Split, Task
-from weft.scenarios.families import FAMILIES, NORMALISATION, class_name, draw
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from weft.scenarios import families
+else:
+    np = lazy("numpy")
+    families = lazy("weft.scenarios.families")
 
 
 class Options(BaseModel):
@@ -53,14 +60,14 @@ def _deal(options: Options, clients: int, tasks: int, seed: int) -> list[list[in
 
 
 def _task(options: Options, kind: int, client: int, step: int, seed: int) -> Task:
-    family, handful = FAMILIES[kind % len(FAMILIES)], kind // len(FAMILIES)
+    family, handful = families.FAMILIES[kind % len(families.FAMILIES)], kind // len(families.FAMILIES)
     classes = range(handful * options.classes_per_task, (handful + 1) * options.classes_per_task)
-    mean, deviation = NORMALISATION[family]
+    mean, deviation = families.NORMALISATION[family]
     sizes: dict[Part, int] = {"train": options.train, "valid": options.valid, "test": options.test}
     return Task(
         name=f"{family}-{handful}",
         group=family,
-        classes=tuple(class_name(family, index) for index in classes),
+        classes=tuple(families.class_name(family, index) for index in classes),
         sizes=sizes,
         mean=mean,
         deviation=deviation,
@@ -75,7 +82,7 @@ def _load(
     images, labels = [], []
     for label, index in enumerate(classes):
         count = len(range(label, sizes[part], len(classes)))  # as even as the size allows
-        images.append(draw(family, index, count, generator(seed, "draw", part, client, step, index)))
+        images.append(families.draw(family, index, count, generator(seed, "draw", part, client, step, index)))
         labels.append(np.full(count, label, dtype=np.int64))
     order = generator(seed, "order", part, client, step).permutation(sizes[part])  # a plan may ask not to shuffle later
     return Split(np.concatenate(images)[order], np.concatenate(labels)[order])

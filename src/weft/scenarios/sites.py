@@ -15,15 +15,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weft.errors import Problem
+from weft.lazy import lazy
 from weft.randomness import generator
 from weft.scenarios import Part, Scenario, Split, Task
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+else:
+    np = lazy("numpy")
 
 SIDE = 32  # pixels, as all scenarios have
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
