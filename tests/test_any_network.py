@@ -60,6 +60,7 @@ def statistics(network):
 # ---- what lies where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["own", "shared"])
 def test_everything_is_laid_out_once(kind, where):
@@ -186,6 +187,7 @@ def test_the_vector_is_all_that_is_needed(kind):
 # ---- statistics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normed", "resnet18"])
 def test_statistics_move_in_training_and_not_in_measuring(kind):
     network = make(kind)

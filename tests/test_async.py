@@ -41,6 +41,7 @@ MODES = {
 # ---- the same bits ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODES)
 def test_stopped_after_every_round(name, tmp_path):
     """All that is left for the next session is what was saved; and the clients answer in another order."""
@@ -75,6 +76,7 @@ def test_any_number_of_workers(name, tmp_path):
     assert_same_result(second, first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tasks", "arrival, faults", "deadline, late dropped"])
 def test_stopped_in_a_run_folder(name, tmp_path, monkeypatch):
     monkeypatch.setattr("weft.session.SAVE_SHARE", 0)
@@ -129,6 +131,7 @@ def test_in_one_round_clients_are_at_different_tasks():
     assert finished.progress.images == run(tasks=3, rounds_per_task=4).progress.images  # the same work
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tasks", "arrival"])
 def test_who_starts_a_task_gets_what_is_there_by_then(name):
     """kb^(t) is taken from all A's that were given before, also of tasks that the receiver has not come to."""
@@ -262,6 +265,7 @@ def test_the_plan_is_read_as_it_was_written(tmp_path):
 # ---- rounds with a quorum or a deadline ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_quorum_does_not_wait_for_the_slow():
     words = {"clock__spread": 6.0, "tasks": 1, "rounds_per_task": 6, "clients": 5}
     waiting, quorum = (run(**words, **more) for more in ({}, {"quorum": 3}))

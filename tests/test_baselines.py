@@ -85,6 +85,7 @@ WELLS = ((1.0, 1.0), (4.0, -1.0))  # the sum of both losses is least at (1 * 1 -
 # ---- FedProx
 
 
+@pytest.mark.slow
 def test_fedprox_without_mu_is_fedavg_in_every_bit():
     assert run(method="fedprox", method__mu=0).matrices == run(method="fedavg").matrices
     assert_same(run(method="fedprox", method__mu=0, tasks=3), run(method="fedavg", tasks=3))
@@ -156,6 +157,7 @@ def test_scaffold_without_variates_is_fedavg_in_every_bit():
     assert_other(run(method="scaffold", **alike), run(method="fedavg", optimizer="sgd", **alike))
 
 
+@pytest.mark.slow
 def test_scaffold_finds_the_optimum_that_fedavg_misses():
     """Ten local steps on two different losses: FedAvg ends beside the optimum of their sum, SCAFFOLD in it."""
     plain = OneNumber("scaffold", WELLS, variates=False).rounds(200, steps=10)

@@ -60,6 +60,7 @@ def pair():
     return ours, plain, order
 
 
+@pytest.mark.slow
 def test_the_plain_lenet_computes_the_same_function(pair):
     ours, plain, order = pair
     rng = np.random.default_rng(4)
@@ -132,6 +133,7 @@ def test_a_client_at_its_fourth_task_has_three_tasks_behind_it_and_the_foreign_i
     assert not torch.equal(client.state.tensor("base"), before)
 
 
+@pytest.mark.slow
 def test_steps_gives_every_contender_and_ratio():
     found = steps.measure(TINY, quick=True, passes=2, tell=silent)
     json.dumps(found, allow_nan=False)
@@ -197,6 +199,7 @@ def test_the_probe_gives_each_second_to_one_part(monkeypatch):
     assert clock.calls[point] == 3
 
 
+@pytest.mark.slow
 def test_every_point_of_the_probe_is_reached_by_a_run_and_put_back(tmp_path):
     def found(point):
         module, _, path = point.partition(":")
@@ -221,6 +224,7 @@ def test_every_point_of_the_probe_is_reached_by_a_run_and_put_back(tmp_path):
 # ---- the other parts -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_engine_part_tells_shares_bytes_and_accuracy_of_one_run():
     plan = {**TINY, "clients": 3, "tasks": 2, "rounds_per_task": 2}
     found = engine.measure(plan, tell=silent)

@@ -226,6 +226,7 @@ def test_a_missed_bar_fails_only_when_asked(command, found):
     assert command("--check", "--json")[0].exit_code == 0
 
 
+@pytest.mark.slow
 def test_results_are_written_where_they_are_wanted(command, found, tmp_path):
     pytest.importorskip("matplotlib")  # an extra; `make test` installs it
     done, _ = command("--out", str(tmp_path / "results"))

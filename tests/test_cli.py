@@ -275,6 +275,7 @@ def test_the_title_of_a_small_matrix_is_not_squeezed():
 # ---- run -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_run_in_the_current_folder(tmp_path, command, plan_file, finished):
     """Folders under runs/, named by plan, method and seed; a second run gets a number; the last line says where."""
     for name in ("tiny-fedweit-s0", "tiny-fedweit-s0-2"):
@@ -416,6 +417,7 @@ def test_a_device_that_is_not_there(tmp_path, command, plan_file):
     assert_one_line(outcome, "device=mps", "choose auto or cpu")
 
 
+@pytest.mark.slow
 def test_an_installed_command_without_torch_is_quick_and_right():
     """The real command, started anew: the entry point works, and mistakes need no torch."""
     done = subprocess.run([COMMAND, "run", "dmeo"], capture_output=True, text=True, check=False)
@@ -433,6 +435,7 @@ def test_a_reader_who_has_gone(tmp_path):
     assert (tmp_path / "err").read_text() == ""
 
 
+@pytest.mark.slow
 def test_a_terminal_that_knows_ascii_alone(finished):
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     for words in (["list", "methods"], ["compare", finished]):

@@ -130,6 +130,7 @@ def test_many_clients_are_cut_short(command, small_cache):
     assert "5 clients x 20 tasks" in outcome.out
 
 
+@pytest.mark.slow
 def test_a_picture_of_samples(command, tmp_path):
     picture = tmp_path / "glyphs.png"
     outcome = command("show", "glyphs", "clients=2", "tasks=3", "--picture", picture)

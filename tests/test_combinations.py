@@ -94,6 +94,7 @@ def test_a_rate_that_would_do_nothing_is_refused(name, key):
     assert weft.Plan.merge({key: 0.5}, [f"method={name}"]).method == name  # of a plan's file other methods may need it
 
 
+@pytest.mark.slow
 def test_half_precision_remembers_what_was_said():
     finished = run(method="scaffold", precision="half", tasks=2)
     own = [state.tensor("own_variate/base") for state in finished.clients.values()]

@@ -321,6 +321,7 @@ def test_grey_images_are_padded_and_repeated():
     assert not colour[:, :, 30:].any()
 
 
+@pytest.mark.slow
 def test_mean_and_deviation():
     images = random_images(2500, 32, 32, 3)
     mean, deviation = cache.measure(images)

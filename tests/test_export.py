@@ -204,6 +204,7 @@ def test_a_file_that_answers_otherwise_is_not_kept(mlp_run, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_predict(mlp_run, tmp_path, command):
     command(
         "export",

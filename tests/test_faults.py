@@ -27,6 +27,7 @@ RATES = {"crash": 0.1, "drop": 0.2, "corrupt": 0.05, "delay": 0.15}
 # ---- fates -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fates_come_at_their_rates_and_always_the_same():
     options = Options(**RATES)
     fates = [fate(options, 0, f"0.{number}.1") for number in range(20_000)]
@@ -53,6 +54,7 @@ def theirs(finished: Run) -> dict[str, Any]:
     return found | {"accuracy": finished.matrices}
 
 
+@pytest.mark.slow
 def test_garbage_is_as_good_as_silence():
     """The same answers, once damaged and once lost: bit for bit the same theta_G, kb, clients and accuracies."""
     damaged, lost = run(**FAULTY, faults__corrupt=0.3), run(**FAULTY, faults__drop=0.3)

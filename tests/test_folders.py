@@ -321,6 +321,7 @@ def test_a_run_knows_its_images_and_goes_on_with_no_others(photos, tmp_path):
         weft.resume(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_warnings_stand_in_the_journal_and_in_what_is_shown(photos, tmp_path, command):
     (photos / "oslo" / "1-leaves" / "oak" / "bad.png").write_bytes(b"no picture")
     words = ["scenario.path=" + str(photos), "scenario.broken=skip"]
@@ -348,6 +349,7 @@ def test_workers_see_the_same_images(photos, tmp_path):
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_what_was_measured_is_written_and_shown(photos, tmp_path, command):
     plan = weft.Plan(scenario="folders", metrics="recall,balanced,auroc", **{"scenario.path": str(photos)}, **TINY)
     result = weft.run(plan, tmp_path / "run")

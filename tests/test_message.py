@@ -132,6 +132,7 @@ def _sorted_tree(tree):
     return [_sorted_tree(item) for item in tree] if isinstance(tree, list) else tree
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(payloads(values=halves))
 def test_half_is_exact_where_half_can_be(payload):

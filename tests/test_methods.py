@@ -673,6 +673,7 @@ def test_theta_is_eq_1():
         torch.testing.assert_close(finished.theta(1, step)[: layout.weights], wanted)
 
 
+@pytest.mark.slow
 def test_prune_below_holds_for_what_is_stored_and_sent():
     for past in ("frozen", "joint", "closed"):
         finished = weit(tasks=3, prune_below=0.01, past=past, lambda_sparsity=0.1, adaptive_keep=1)
@@ -858,6 +859,7 @@ def trained(finished):
     return {(client, step) for client, step, _, numbers in finished.reports if numbers.get("images")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unchosen", [True, False])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_all_that_trained_give_their_a(unchosen, seed):

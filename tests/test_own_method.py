@@ -52,6 +52,7 @@ def test_it_survives_and_combines(tmp_path):
     assert differences(whole.bits(), again.bits()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("talking", ["fedavg", "fedprox", "scaffold", "fedcurv"])
 def test_it_combines_with_whatever_talks_to_a_server(talking):
     name = f"{talking}+{ANCHORED}"

@@ -160,6 +160,7 @@ def plan_of(name, **changed):
     return weft.Plan.merge({**words, "network": own(name), **{key.replace("__", "."): v for key, v in changed.items()}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedweit", "fedavg"])
 @pytest.mark.parametrize("where", ["own", "shared"])
 def test_a_run_with_batch_norm_goes_on_with_the_same_bits(tmp_path, method, where):

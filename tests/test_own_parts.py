@@ -30,6 +30,7 @@ def example(name):
 # ---- scenarios -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_scenario_from_arrays_learns(tmp_path):
     plan = weft.Plan(scenario=example("scenario.py:stripes"), method="stl", **{**TINY, "scenario.images": 120})
     result = weft.run(plan, tmp_path / "run")
@@ -151,6 +152,7 @@ def test_options_of_the_plans_own_scenario_are_none_of_another():
 # ---- losses and metrics ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "scenario", "at_least"), [("SeveralLabels", "colours", 0.9), ("Number", "lengths", 0.7)]
 )
@@ -179,6 +181,7 @@ class Same(Loss):
     """Cross entropy, once more."""
 
 
+@pytest.mark.slow
 def test_the_usual_loss_by_name_is_the_usual_loss(tmp_path):
     plain, named_ = (
         weft.run(weft.Plan(**{**TINY, "scenario.train": 20, "rounds_per_task": 1}, **more), tmp_path / str(len(more)))
@@ -202,12 +205,14 @@ def test_what_is_wrong_with_a_plan(words, said):
         weft.Plan(**words)
 
 
+@pytest.mark.slow
 def test_a_metric_of_ones_own(tmp_path):
     plan = weft.Plan(metrics=f"balanced, {example('metric.py:sure_and_wrong')}", **{**TINY, "rounds_per_task": 1})
     result = weft.run(plan, tmp_path / "run")
     assert 0 <= result.metrics["sure_and_wrong"] <= 1 - result.accuracy
 
 
+@pytest.mark.slow
 def test_nobody_pays_who_does_not_ask(tmp_path):
     weft.run(weft.Plan(**{**TINY, "rounds_per_task": 1}), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.csv").exists()
@@ -216,6 +221,7 @@ def test_nobody_pays_who_does_not_ask(tmp_path):
     assert "loss" not in text
 
 
+@pytest.mark.slow
 def test_metrics_survive_a_stop(tmp_path):
     """A run that goes on writes the same table."""
     plan = weft.Plan(metrics="recall", **{**TINY, "rounds_per_task": 1})
@@ -230,6 +236,7 @@ def test_metrics_survive_a_stop(tmp_path):
     assert (tmp_path / "run" / "metrics.csv").read_bytes() == table
 
 
+@pytest.mark.slow
 def test_joint_is_measured_within_each_tasks_own_classes(tmp_path):
     result = weft.run(weft.Plan(method="joint", metrics="balanced", **{**TINY, "rounds_per_task": 2}), tmp_path / "run")
     assert result.metrics["balanced"] == pytest.approx(result.accuracy)  # test images are even

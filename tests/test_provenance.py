@@ -138,6 +138,7 @@ def test_nobody_is_alone(own_cache):
     assert [task.sizes["train"] for task in whole.sequences[1]] == [100, 100]
 
 
+@pytest.mark.slow
 def test_who_waits_answers_with_what_it_was_given(own_cache):
     """Where all is of one class there is nothing to learn: the receiver sends the very network that it got."""
     from helpers import Run

@@ -326,6 +326,7 @@ def test_a_folder_that_was_killed_while_being_made_can_be_used(tmp_path, monkeyp
 # ---- one process at a time -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_second_process_is_refused_and_the_lock_dies_with_the_first(tmp_path, command, plan_file, finished):
     folder = tmp_path / "run"
     first = command.start("run", plan_file, "--out", folder, "--workers", "1", "--save-every", "0")
@@ -376,6 +377,7 @@ def assert_refused(command, folder, *words, commands=("resume",)):
 ALL = ("resume", "show", "compare")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_run(tmp_path, command):
     (tmp_path / "empty").mkdir()
     (tmp_path / "photos").mkdir()
@@ -564,6 +566,7 @@ def test_a_summary_that_is_json_but_no_summary(tmp_path, command, finished):
 # ---- a full disk -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_file_may_grow_any_more(tmp_path, command, plan_file, finished):
     """The limit lets the first checkpoints through and stops a later one, as a disk that fills up does."""
     sizes = []

@@ -224,6 +224,24 @@ def test_alone_needs_the_same_tasks_and_seed(finished, finished_stl, stl):
     assert "not both here" in words
 
 
+def test_alone_needs_the_same_terms_and_images(finished, stl, tmp_path):
+    longer = weft.run(tiny(method="stl", rounds_per_task=3), tmp_path / "longer").folder
+    assert not helps(group(read_runs([finished, longer])))
+    others = copy(stl, tmp_path / "others")
+    facts = json.loads((others / "environment.json").read_text())
+    (others / "environment.json").write_text(json.dumps(facts | {"images": {"photos": "other"}}))
+    assert not helps(group(read_runs([finished, others])))
+
+
+def test_alone_is_the_strongest_on_the_seeds_of_both(finished, stl, tmp_path):
+    """A rival is not judged by seeds that the federated run does not have."""
+    local = weft.run(tiny(method="local"), tmp_path / "local").folder
+    groups = group(read_runs([finished, stl, local]))
+    (one,) = helps(groups)
+    ends = {each.label: fmean(fmean(rows[-1]) for rows in each.runs[0].matrices.values()) for each in groups[1:]}
+    assert ends[one.alone.label] == max(ends.values())
+
+
 # ---- seeds, labels ---------------------------------------------------------------------------------------------------
 
 
@@ -406,6 +424,7 @@ def test_mistakes_are_one_line(finished, tmp_path, command):
     assert_one_line(command("report"), "DIR...")
 
 
+@pytest.mark.slow
 def test_a_report_loads_no_torch(finished, tmp_path):
     program = "import sys; sys.modules['torch'] = None; from weft.cli import main; main()"
     argv = [sys.executable, "-c", program, "report", str(finished), "--out", str(tmp_path / "page.html")]

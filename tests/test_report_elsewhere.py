@@ -105,6 +105,7 @@ def test_the_lines_are_those_of_the_page(finished, finished_fedavg):
     assert ends == pytest.approx([100 * summary_of(folder)["accuracy"] for folder in (finished, finished_fedavg)])
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_mistakes_with_figures_are_one_line(command, finished, tmp_path):
     (tmp_path / "file").write_text("")
@@ -155,6 +156,7 @@ def test_events_are_not_added_twice(command, finished, tmp_path):
     assert_one_line(command("tensorboard", finished, "--out", tmp_path / "logs"), "is not empty", "--out")
 
 
+@pytest.mark.slow
 def test_without_an_extra_there_is_one_line_that_says_how(finished, tmp_path):
     import subprocess
     import sys

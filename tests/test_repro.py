@@ -87,6 +87,7 @@ def rewrite(change: Callable[[Line], Line]) -> None:
 # ---- what is run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_of_it_and_then_nothing(made):
     outcome = made()
     assert outcome.code == 0, outcome
@@ -111,6 +112,7 @@ def test_all_of_it_and_then_nothing(made):
     assert runs_made() == made_then
 
 
+@pytest.mark.slow
 def test_some_rows_and_other_seeds_are_added(made):
     assert made("--only", "stl", "--seeds", "1").code == 0
     assert set(runs_made()) == {"stl-s0"}
@@ -121,6 +123,7 @@ def test_some_rows_and_other_seeds_are_added(made):
     assert "`weft repro tiny --seeds 6`" in written("md")  # that is what makes all that is in it
 
 
+@pytest.mark.slow
 def test_results_of_another_machine_count(made):
     assert made("--seeds", "1", "--only", "stl,fedavg").code == 0
     before = written("csv")
@@ -156,6 +159,7 @@ def test_lines_that_nobody_asked_for_are_kept_and_not_counted(made):
     assert "gone" not in written("md")
 
 
+@pytest.mark.slow
 def test_a_run_folder_of_another_plan_is_refused_before_anything_runs(made):
     assert made("--seeds", "1", "--only", "stl").code == 0
     before = written("csv")
@@ -196,6 +200,7 @@ def test_a_csv_of_something_else_is_not_written_over(made, text):
 # ---- stopping, going on, failing -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_stopped_and_gone_on_with(made, monkeypatch):
     assert made("--out", "whole", "--runs", "whole-runs").code == 0
     answers = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]
@@ -223,6 +228,7 @@ def test_stopped_and_gone_on_with(made, monkeypatch):
         assert written(kind) == written(kind, "whole")
 
 
+@pytest.mark.slow
 def test_a_failed_run_does_not_stop_the_table(made, monkeypatch):
     monkeypatch.setitem(repro.TABLES, "tiny", f"{__name__}:failing_table")
     outcome = made("--seeds", "1", "--only", "wild,stl")

@@ -42,6 +42,7 @@ def weft_repro(small_data, tmp_path, monkeypatch, capsys):
     return act
 
 
+@pytest.mark.slow
 def test_a_figure_by_its_command(weft_repro):
     outcome = weft_repro("fig-cost", "--workers", "1", "--only", "fedavg-1")
     assert outcome.code == 0, outcome
@@ -62,6 +63,7 @@ def test_without_matplotlib_nothing_is_run(weft_repro, monkeypatch):
     assert not list(Path().iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_of_the_same_plan_serves_two_figures(weft_repro, monkeypatch):
     assert weft_repro("fig-cost", "--workers", "1", "--only", "fedavg-1").code == 0
     other = dataclasses.replace(tiny_cost(), name="fig-other")
@@ -80,6 +82,7 @@ def test_a_run_of_the_same_plan_serves_two_figures(weft_repro, monkeypatch):
     assert Path("mine/fedavg-1-s0/summary.json").exists()
 
 
+@pytest.mark.slow
 def test_without_a_name_all_are_listed(weft_repro):
     outcome = weft_repro()
     assert outcome.code == 0

@@ -112,6 +112,7 @@ def test_every_figure_is_tested():
     assert set(TINY) == set(repro.FIGURES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", repro.FIGURES)
 def test_the_files_of_a_figure(name, made):
     one = made(name)
@@ -138,6 +139,7 @@ def test_the_files_of_a_figure(name, made):
     assert all(line["images"] for line in one.lines() if not line["row"].startswith("glyphs"))  # which are drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", repro.FIGURES)
 def test_the_same_numbers_give_the_same_files_without_the_runs(name, made):
     one = made(name)
@@ -148,6 +150,7 @@ def test_the_same_numbers_give_the_same_files_without_the_runs(name, made):
     assert {path: path.read_bytes() for path in one.files} == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", repro.FIGURES)
 def test_a_figure_of_one_row_can_be_drawn(name, made):
     one = made(name)
@@ -180,6 +183,7 @@ def test_a_figure_of_nothing_has_a_page_and_no_picture(tmp_path):
 # ---- each of them ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_interference_is_the_receivers_second_task(made):
     one = made("fig-interference")
     for sender in ("svhn", "cifar10", "nobody"):
@@ -194,6 +198,7 @@ def test_interference_is_the_receivers_second_task(made):
     assert "CIFAR-10: " in one.files[1].read_text()
 
 
+@pytest.mark.slow
 def test_adaptation_is_the_mean_over_clients(made):
     one = made("fig-adaptation")
     wanted = [

@@ -233,6 +233,7 @@ for row in rows[int(sys.argv[4]) :: 2]:
 """
 
 
+@pytest.mark.slow
 def test_two_processes_lose_no_line(tmp_path, plan_file):
     here = str(Path(__file__).parent)
     both = [

@@ -119,6 +119,7 @@ def test_the_folder_is_on_disk_before_torch_is_asked_for(tmp_path, plan_file):
     assert weft.Plan.load(tmp_path / "run") == weft.Plan.load(plan_file)
 
 
+@pytest.mark.slow
 def test_plans_and_folders_need_no_torch(tmp_path, plan_file, finished):
     done = python(
         """
@@ -187,6 +188,7 @@ def test_stopped_after_any_answer(tmp_path, finished, answers):
     assert_same_result(result.folder, finished)
 
 
+@pytest.mark.slow
 def test_stopped_without_any_checkpoint(tmp_path, finished):
     stop_after(tmp_path / "run", ANSWERS, save_every=1000.0)
     assert not (tmp_path / "run" / "checkpoints" / "manifest.json").exists()
@@ -357,6 +359,7 @@ def test_interrupted_while_starting(tmp_path, plan_file, delay):
     assert f"weft resume {folder}" in said
 
 
+@pytest.mark.slow
 def test_an_interrupted_demo_says_how_to_go_on(tmp_path, command):
     running = command.start("demo", "--workers", "1", cwd=tmp_path)
     folder = tmp_path / "runs" / "demo-fedweit-s0"

@@ -51,6 +51,7 @@ def test_a_request_asked_again_is_answered_from_disk(tmp_path):
     assert "adaptive" in decode(replies[2]).tensors
 
 
+@pytest.mark.slow
 def test_only_the_last_replies_are_kept_and_nothing_else_lies_around(tmp_path):
     for place in range(REPLIES_KEPT + 3):
         Memory(tmp_path, plan(), 1).answer(request(place, *(["begin"] if place == 0 else []), "train"))

@@ -54,6 +54,7 @@ def is_alive(pid):
         return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.slow
 def test_what_is_killed_is_started_again_and_stopped_with_its_supervisor(tmp_path, keeper):
     first = pid_of(tmp_path)
     os.kill(first, signal.SIGKILL)

@@ -152,6 +152,7 @@ def test_the_largest_sparse_vector_needs_no_memory_until_made_dense():
     assert last.nbytes == 8
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(vectors(), cut_vectors())
 def test_payloads_survive_a_safetensors_file(vector, cut):

@@ -17,8 +17,11 @@ from weft.named import short
 from weft.report.reading import Run
 
 APART = ("seed", "name", "device")  # keys of a plan that do not tell two plans apart
-SAME_TASKS = ("scenario", "clients", "tasks")  # with the scenario's options: runs on the very same tasks
-SAME_TERMS = (*SAME_TASKS, "network", "rounds_per_task", "epochs_per_round", "batch_size", "measured_model")
+# keys of a plan, beside the options of scenario and network, in which runs agree whose figures compare
+SAME_TERMS = (
+    *("scenario", "clients", "tasks"),
+    *("network", "loss", "rounds_per_task", "epochs_per_round", "batch_size", "measured_model"),
+)
 SUMS = ("bytes", "nonzeros", "dense_bytes")
 MEAN = "mean"  # in place of a client's number
 
@@ -106,11 +109,6 @@ def differences(groups: Sequence[Group]) -> dict[str, list[Any]]:
     keys = dict.fromkeys(key for one in groups for key in one.plan if key not in APART)
     table = {key: [one.plan.get(key) for one in groups] for key in keys}
     return {key: values for key, values in table.items() if any(value != values[0] for value in values)}
-
-
-def same_tasks(one: Group, other: Group) -> bool:
-    keys = {*SAME_TASKS, *(key for each in (one, other) for key in each.plan if key.startswith("scenario."))}
-    return all(one.plan.get(key) == other.plan.get(key) for key in keys)
 
 
 def unlike(groups: Sequence[Group]) -> list[str]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from weft.metrics import Spread, average_accuracy, over_clients, spread
-from weft.report.facts import Group, same_tasks
+from weft.metrics import Spread, spread
+from weft.report.facts import Group, unlike
 from weft.report.reading import Run
 
 Pair = tuple[int, int]  # giver, receiver
@@ -105,26 +105,28 @@ class Help:
 
 
 def helps(groups: Sequence[Group]) -> list[Help]:
-    """Every federated group beside the strongest one that works alone: whoever wins against that has won."""
+    """Every federated group beside the strongest one that works alone: whoever wins against that has won.
+
+    Both learned the same tasks on the same terms; strongest is judged by the seeds that both have.
+    """
     found = []
     for together in groups:
-        rivals = [one for one in groups if one.alone and same_tasks(one, together) and common_seeds(one, together)]
-        if not rivals or together.alone or together.method == "joint":
+        if together.alone or together.method == "joint":
             continue
-        strongest = max(rivals, key=final_accuracy)
-        if (one := compare(together, strongest)) is not None:
-            found.append(one)
+        rivals = [compare(together, one) for one in groups if one.alone and not unlike([one, together])]
+        if compared := [one for one in rivals if one is not None]:
+            found.append(min(compared, key=lambda one: one.mean))
     return found
 
 
-def final_accuracy(group: Group) -> float:
-    return fmean(over_clients(average_accuracy, run.matrices.values()) or 0.0 for run in group.runs)
-
-
 def common_seeds(one: Group, other: Group) -> list[int]:
-    """Seeds of which both runs have learned all tasks: the tasks are drawn by the seed."""
-    finished = [{run.seed for run in group.runs if run.summary is not None} for group in (one, other)]
-    return sorted(finished[0] & finished[1])
+    """Seeds of which both runs have learned all tasks, from the same images: the tasks are drawn by the seed."""
+    finished = [{run.seed: run for run in group.runs if run.summary is not None} for group in (one, other)]
+    return sorted(
+        seed
+        for seed in finished[0].keys() & finished[1].keys()
+        if finished[0][seed].environment.get("images") == finished[1][seed].environment.get("images")
+    )
 
 
 def compare(together: Group, alone: Group) -> Help | None:

@@ -257,8 +257,9 @@ def alone_section(groups: Sequence[Group]) -> Section:
     title = "Does federation help me?"
     if not found:
         words = (
-            "This needs two finished runs on the same tasks and seed: one that is federated, and one in which each "
-            "client works alone, such as stl, local or apd. They are not both here."
+            "This needs two finished runs on the same tasks and seed, with the same network and as much training: one "
+            "that is federated, and one in which each client works alone, such as stl, local or apd. They are not both "
+            "here."
         )
         return Section("alone", title, words)
     about = (
