@@ -69,6 +69,7 @@ def test_images_of_all_kinds_are_the_same_image():
         torch.from_numpy(colour).permute(2, 0, 1),
         torch.from_numpy(grey)[None],
         Image.fromarray(as_bytes),
+        Image.fromarray(as_bytes.astype(np.uint16) * 257),  # 16 bits, of which 65535 is white
     ):
         pairs = [(other, place % 2) for place in range(10)]
         assert (from_dataset("t", pairs).load("train").images == colour).all()
@@ -282,6 +283,8 @@ def test_an_installed_package_adds_by_name(installed, tmp_path):
         assert name in plan
     shown = weft_command("show", "halves", "clients=1", "tasks=1")
     assert "upper, lower" in shown.stdout, shown.stderr
+    for kind, name in (("methods", "cautious"), ("scenarios", "halves"), ("networks", "stripe")):
+        assert name in weft_command("list", kind).stdout
     refused = weft_command("run", "plan.toml", "method=cautius")
     assert refused.returncode == 2
 

@@ -134,10 +134,12 @@ def test_a_task_that_is_not_there_yet_is_waited_for(tmp_path, images, site):
 def test_what_is_wrong_with_a_folder_is_said(images, tmp_path):
     assert not sites.look(images).faults
     (images / "dark" / "broken.png").write_bytes(b"not an image")
+    (images / "dark" / "cut.png").write_bytes((images / "dark" / "0.png").read_bytes()[:-30])
     (images / "single").mkdir()
     Image.new("RGB", (8, 8)).save(images / "single" / "a.png")
     said = sites.look(images).faults
     assert any("broken.png is no image" in fault for fault in said)
+    assert any("cut.png is no image" in fault for fault in said)
     assert any("class single has 1 images" in fault for fault in said)
     assert "no folder" in sites.look(tmp_path / "nowhere").faults[0]
 

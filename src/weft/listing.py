@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from weft import methods, networks, repro, scenarios
+from pydantic import BaseModel
+
+from weft import methods, named, networks, repro, scenarios
 from weft.plan import Plan, ready_plans
 
 BELOW = ("citation", "verified", "options", "presets", "command")  # too long for a column: shown below the table or not
@@ -33,8 +36,8 @@ def below(kind: str, entry: Entry) -> list[str]:
 
 def list_methods() -> list[Entry]:
     found = []
-    for name in (*methods.METHODS, *methods.COMBINATIONS):
-        method = methods.class_of(name)
+    for name, reference in _with_installed((*methods.METHODS, *methods.COMBINATIONS), "weft.methods"):
+        method = methods.class_of(reference)
         found.append(
             {
                 "name": name,
@@ -44,25 +47,41 @@ def list_methods() -> list[Entry]:
                 "citation": method.citation,
                 "verified": method.verified,
                 "presets": list(method.presets),
-                "options": method.options_class().model_dump(mode="json"),
+                "options": _defaults(method.options_class),
             }
         )
     return found
 
 
 def list_scenarios() -> list[Entry]:
-    found = []
-    for name in scenarios.SCENARIOS:
-        options = scenarios.module_of(name).Options
-        found.append({"name": name, "about": _about(options), "options": options().model_dump(mode="json")})
-    return found
+    return [
+        _described(name, scenarios.module_of(reference).Options)
+        for name, reference in _with_installed(scenarios.SCENARIOS, scenarios.GROUP)
+    ]
 
 
 def list_networks() -> list[Entry]:
     return [
-        {"name": name, "about": _about(options), "options": options().model_dump(mode="json")}
-        for name, options in networks.NETWORKS.items()
+        _described(name, networks.options_of(reference))
+        for name, reference in _with_installed(networks.NETWORKS, "weft.networks")
     ]
+
+
+def _with_installed(known: Iterable[str], group: str) -> list[tuple[str, str]]:
+    """Our own names, then those that installed packages add, each with what it stands for."""
+    return [*((name, name) for name in known), *sorted(named.installed(group).items())]
+
+
+def _described(name: str, options: type[BaseModel]) -> Entry:
+    return {"name": name, "about": _about(options), "options": _defaults(options)}
+
+
+def _defaults(options: type[BaseModel]) -> dict[str, Any]:
+    """Each option and its value if nobody says another; null where it has none."""
+    return {
+        key: None if field.is_required() else field.get_default(call_default_factory=True)
+        for key, field in options.model_fields.items()
+    }
 
 
 def list_plans() -> list[Entry]:
@@ -98,7 +117,7 @@ def _experiment(name: str) -> Entry:
 
 
 def _about(described: type) -> str:
-    return (described.__doc__ or "").strip().splitlines()[0]
+    return (inspect.getdoc(described) or "").partition("\n")[0]
 
 
 LISTS: dict[str, Callable[[], list[Entry]]] = {

@@ -49,7 +49,9 @@ def options_from(maker: Any, part: Literal["network", "scenario"] = "network") -
     config = ConfigDict(extra=extra, frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # an option may be called `copy`, as a method of BaseModel is
-        return create_model("Options", __config__=config, **fields)
+        options: type[BaseModel] = create_model("Options", __config__=config, **fields)
+    options.__doc__ = inspect.getdoc(maker)  # what `weft list` says of it
+    return options
 
 
 def _field(parameter: inspect.Parameter) -> tuple[Any, Any]:

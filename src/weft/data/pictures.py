@@ -34,13 +34,18 @@ def picture(blob: bytes, side: int | None, mode: str) -> Images:
 
 
 def own_picture(blob: bytes, side: int, bits: int) -> tuple[Images, int]:
-    """Any picture in colour, upright and resized, and the highest value of one that is deeper than 8 bits (else 0).
+    """Any picture file in colour, upright and resized, and the highest value of one that is deeper than 8 bits."""
+    return from_pillow(_opened(blob), side, bits)
+
+
+def from_pillow(image: Image, side: int, bits: int) -> tuple[Images, int]:
+    """Any of Pillow's images in colour, upright and resized, and its highest value if deeper than 8 bits (else 0).
 
     Of a deep picture 2 ** bits - 1 becomes 255, and what is above it too.
     """
     from PIL import Image, ImageOps
 
-    image, highest = ImageOps.exif_transpose(_opened(blob)), 0
+    image, highest = ImageOps.exif_transpose(image), 0
     if image.mode == "F":
         raise ValueError("its pixels are floating numbers; save it with 8 or 16 bits")
     if image.mode.startswith("I"):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.own import digests, natural, sums_of
-from weft.data.pictures import SIDE, from_values
+from weft.data.pictures import SIDE, from_pillow, from_values
 from weft.errors import Problem
 from weft.scenarios import Part, Split, Task
 from weft.scenarios.cutting import PARTS, check, cut, given, in_parts, normalisation
@@ -96,7 +96,9 @@ def from_arrays(
 
 def _picture(where: str, place: int, image: Any, bits: int) -> NDArray[np.uint8]:
     try:
-        return from_values(np.asarray(image.convert("RGB") if hasattr(image, "convert") else image), SIDE, bits)
+        if hasattr(image, "convert"):
+            return from_pillow(image, SIDE, bits)[0]
+        return from_values(np.asarray(image), SIDE, bits)
     except (ValueError, TypeError) as error:
         raise Problem(f"{where}: image {place} cannot be used: {error}") from None
 

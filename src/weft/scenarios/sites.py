@@ -25,11 +25,13 @@ from weft.scenarios import Part, Scenario, Split, Task
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from weft.data import pictures
 else:
     np = lazy("numpy")
+    pictures = lazy("weft.data.pictures")
 
-SIDE = 32  # pixels, as all scenarios have
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+DEPTH = 16  # bits of pictures that are deeper than 8
 SHARES: dict[Part, float] = {"test": 0.2, "valid": 0.1}  # of each class; train gets the rest
 FEWEST = 3  # images of a class: one for each part
 PARTS: tuple[Part, ...] = ("train", "valid", "test")
@@ -116,29 +118,20 @@ def _load(places: dict[Part, list[list[Path]]], part: Part) -> Split:
 
 
 def _read(images: Iterable[Path]) -> NDArray[np.uint8]:
-    """uint8 (count, 32, 32, 3): the middle square of each, in colour."""
-    from PIL import Image, ImageOps
-
-    found = []
-    for path in images:
-        with Image.open(path) as image:
-            found.append(np.asarray(ImageOps.fit(image.convert("RGB"), (SIDE, SIDE)), dtype=np.uint8))
-    return np.stack(found)
+    """uint8 (count, 32, 32, 3), as the images of the `folders` scenario are read."""
+    return np.stack([pictures.own_picture(path.read_bytes(), pictures.SIDE, DEPTH)[0] for path in images])
 
 
 def _is_readable(path: Path) -> bool:
-    from PIL import Image
-
     try:
-        with Image.open(path) as image:
-            image.verify()
-    except (OSError, SyntaxError, ValueError):
+        _read([path])
+    except pictures.BAD_PICTURE:
         return False
     return True
 
 
 def _images(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES))
+    return tuple(sorted(path for path in folder.iterdir() if path.suffix.lower() in pictures.SUFFIXES))
 
 
 def _unseen(step: int) -> Task:
