@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := build/peers
 FLOWER := build/flower
+# packages are installed without compiling them all (see below), so what is loaded must be kept once it is compiled
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-all test-flower quick lint peers wheel clean
 
@@ -39,6 +41,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt hatchling editables
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable .
+	$(BIN)/python -c "import torch, weft.cli, weft.session, weft.client"
 	touch $@
 
 $(VENV)/ready-to-test: $(VENV)/ready
