@@ -50,6 +50,7 @@ def test_stopped_after_every_round(name, tmp_path):
     assert whole.incidents == stopped.incidents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODES)
 def test_it_does_not_matter_who_is_fastest(name):
     backwards = Run(tiny(**MODES[name]), backwards=True).go()

@@ -212,6 +212,7 @@ def test_the_ledger_matches_the_papers_cost_formula(name, times):
         assert len(sizes) == 2 * times  # weights and biases
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AVERAGING)
 def test_keep_is_the_share_of_values_that_is_sent(name):
     finished = run(method=name, method__keep=0.25, tasks=2)
@@ -426,6 +427,7 @@ def test_a_method_that_needs_sgd_refuses_adam(name):
 # ---- APD
 
 
+@pytest.mark.slow
 def test_apd_is_fedweit_that_sends_nothing():
     ours = run(method="apd", tasks=3)
     silent = run(method="fedweit", method__without="b_comm,a_comm", tasks=3)

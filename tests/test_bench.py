@@ -79,6 +79,7 @@ def test_the_plain_lenet_computes_the_same_function(pair):
     assert all(not torch.equal(old, plain.get_parameter(name)) for old, name in zip(before, order, strict=True))
 
 
+@pytest.mark.slow
 def test_the_plain_accuracy_is_that_of_its_logits(pair):
     _, plain, _ = pair
     trainer = named.find(f"{file_of('plain_lenet.py')}:PlainTrainer")(plain, (0.0,) * 3, (255.0,) * 3, 1e-3)

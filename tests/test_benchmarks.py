@@ -253,6 +253,7 @@ def run_words(folder: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_overlapped_cifar100_from_end_to_end(tmp_path, command, small_cache):
     outcome = command("run", "overlapped-cifar100", *run_words("run"), "--data-dir", small_cache, cwd=tmp_path)
     assert outcome.code == 0, outcome

@@ -88,6 +88,7 @@ def test_no_words_at_all_is_a_cry_for_help(command):
     assert "run" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_of_each_command(command, name):
     outcome = command(name, "--help")
@@ -307,6 +308,7 @@ def test_words_change_the_plan(tmp_path, command, plan_file):
     assert command("show", tmp_path / "run").code == 0
 
 
+@pytest.mark.slow
 def test_a_long_path_is_told_in_one_piece(tmp_path, command, plan_file):
     folder = tmp_path / ("a" * 60) / ("b c" * 20) / "[red]run"
     outcome = command("run", plan_file, "tasks=1", "--out", folder, "--workers", "1")
@@ -319,6 +321,7 @@ def test_a_long_path_is_told_in_one_piece(tmp_path, command, plan_file):
     assert any(f"weft resume {folder}" in line for line in command("show", folder).out.splitlines())
 
 
+@pytest.mark.slow
 def test_several_seeds(tmp_path, command, plan_file, finished):
     outcome = command("run", plan_file, "--seeds", "2", "--workers", "1", cwd=tmp_path)
     assert outcome.code == 0, outcome
@@ -331,6 +334,7 @@ def test_several_seeds(tmp_path, command, plan_file, finished):
     assert summary_of(tmp_path / "runs" / "tiny-fedweit-s1")["seed"] == 1
 
 
+@pytest.mark.slow
 def test_several_seeds_in_a_named_folder(tmp_path, command, plan_file):
     words = ("run", plan_file, "seed=5", "tasks=1", "--seeds", "2", "--out", tmp_path / "out", "--workers", "1")
     outcome = command(*words)
@@ -390,6 +394,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path, command, case):
     words, said = MISTAKES[case]
@@ -425,6 +430,7 @@ def test_an_installed_command_without_torch_is_quick_and_right():
     assert done.stderr == "weft: there is no plan dmeo; did you mean demo? (weft list plans shows them)\n"
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_gone(tmp_path):
     """weft list methods | head -1"""
     reading, writing = os.pipe()

@@ -103,6 +103,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", MISTAKES)
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path, command, case):
     words, said = MISTAKES[case]
@@ -112,6 +113,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(tmp_path, command, case
     assert not list((tmp_path / "here").iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in scenarios.SCENARIOS if name != "folders"])  # that needs a folder
 def test_show_a_scenario(command, small_cache, name):
     outcome = command("show", name, "--data-dir", small_cache)

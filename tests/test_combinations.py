@@ -33,6 +33,7 @@ def strong(*parts):
     return {key: value for part in parts for key, value in STRONG.get(part, {}).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*COMBINATIONS, "scaffold+ewc", "fedcurv+stable-sgd", "scaffold+stable-sgd"])
 def test_a_combination_is_both_of_its_parts(name):
     """With the learning part off it is the talking one, in every bit; with the talking one's own term off it is

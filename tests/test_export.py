@@ -144,6 +144,7 @@ def test_the_same_predictions_without_weft(lenet_run, tmp_path, kind, body, comm
     assert tuple(found["classes"].tolist()) == world.task(1, 0).classes
 
 
+@pytest.mark.slow
 def test_the_plain_lenet_is_the_same_network():
     network = networks.build("lenet", {}, (3,))
     generator = torch.Generator().manual_seed(0)
@@ -249,6 +250,7 @@ def test_a_file_that_names_code_runs_none_of_it(key, mlp_run, tmp_path):
     assert mark.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -61,6 +61,7 @@ def test_classes_go_on_without_end(family: str) -> None:
     assert draw(family, 123_456, 1, np.random.default_rng(0)).shape == (1, 32, 32, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "group"), [(f, g) for f in FAMILIES for g in (0, 20)])
 def test_classes_differ_more_than_their_images_do(family: str, group: int) -> None:
     """1-NN on what tells this family's classes apart beats chance by far, by hand-drawn and by invented classes."""
@@ -82,6 +83,7 @@ def spectrum(images: NDArray[np.uint8]) -> NDArray[np.float64]:
     return unit(low)
 
 
+@pytest.mark.slow
 @every_family
 def test_normalisation_is_what_is_measured(family: str) -> None:
     pixels = np.concatenate(sample(family, 60, 5)).reshape(-1, 3).astype(np.float64)

@@ -64,6 +64,7 @@ def test_garbage_is_as_good_as_silence():
     assert differences(theirs(damaged), theirs(run(**FAULTY))) != []
 
 
+@pytest.mark.slow
 def test_incidents_say_who_when_and_why(tmp_path):
     words = {f"faults.{kind}": rate for kind, rate in RATES.items()}
     result = weft.run(cli_helpers.tiny(**words, rounds_per_task=6, deadline=2.0), tmp_path / "run")

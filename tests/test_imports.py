@@ -316,6 +316,7 @@ def test_the_check_lets_pass():
 EXAMPLES = sorted((SOURCE.parent.parent / "examples").glob("*.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [*FILES, *EXAMPLES], ids=lambda file: file.name)
 def test_no_file_runs_what_it_reads(file):
     found = faults(file.read_text(encoding="utf-8"))

@@ -83,6 +83,7 @@ def test_same_seed_same_bits_other_seed_other_bits(name):
     assert not torch.equal(first.clients[0].tensor("base"), other.clients[0].tensor("base"))
 
 
+@pytest.mark.slow
 @each_method
 def test_the_order_of_clients_does_not_matter(name):
     backwards = Run(tiny(method=name, tasks=3), backwards=True).go()
@@ -98,6 +99,7 @@ def test_survives_save_and_resume_after_any_message(name, tmp_path):
     assert differences(run(method=name, tasks=3).bits(), interrupted.bits()) == []
 
 
+@pytest.mark.slow
 @each_method
 def test_the_same_request_twice_and_networks_overwritten_in_between(name):
     """A repeated request gets the same reply and trains nothing; and nothing is remembered in the network."""
@@ -190,6 +192,7 @@ def test_the_ledger_weighs_every_byte_that_travelled(name):
     )
 
 
+@pytest.mark.slow
 @each_method
 @pytest.mark.parametrize(("measured", "unchosen"), [("own", False), ("global", False), ("global", True)])
 def test_everybody_that_was_ever_asked_is_tested_after_every_task(name, measured, unchosen):
@@ -447,6 +450,7 @@ def learned_bits(finished):
     return {key: value for key, value in finished.bits().items() if "accuracy" in key or "bits" in key}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sparsify", "past"),
     [("proximal", "frozen"), ("gradient", "frozen"), ("gradient", "joint"), ("proximal", "closed")],
@@ -968,6 +972,7 @@ def test_what_belongs_to_a_past_task_stays(past):
     assert belongings() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*METHODS, *COMBINATIONS])
 def test_no_two_tensors_of_a_client_share_memory(name):
     """What is learned in place would change what is remembered beside it, and no file could hold both."""

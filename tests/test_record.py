@@ -404,6 +404,7 @@ def test_a_damaged_run_json(tmp_path, stopped, text):
         weft.resume(folder)
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_damaged_or_lost(tmp_path, command, stopped):
     folder = copy(stopped, tmp_path / "run")
     text = (folder / "plan.toml").read_text()
@@ -423,6 +424,7 @@ def state_files(folder: Path) -> dict[str, Path]:
     return {kind: folder / "checkpoints" / mark[0] for kind, mark in marks.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["server", "client", "adaptive"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_state(tmp_path, command, stopped, kind, damage):
@@ -505,6 +507,7 @@ def test_a_table_that_lost_lines_its_checkpoint_counts_on(tmp_path, command, sto
     assert_refused(command, folder, table)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("table", ["accuracy.csv", "ledger.csv"])
 @pytest.mark.parametrize("line", ["0,1", "c2s,0,0", "a,b,c,d", "0,0,0,x", "c2s,0,0,0,base,one,2,3", ""])
 def test_a_table_with_a_damaged_line(tmp_path, command, finished, table, line):
@@ -556,6 +559,7 @@ def test_a_damaged_summary_is_written_again_by_resume(tmp_path, command, finishe
     assert_same_result(folder, finished)
 
 
+@pytest.mark.slow
 def test_a_summary_that_is_json_but_no_summary(tmp_path, command, finished):
     folder = copy(finished, tmp_path / "run")
     for text in ("[]", "{}", "null", '{"method": "fedweit"}'):
@@ -600,6 +604,7 @@ def test_not_even_a_line_can_be_added(tmp_path, command, stopped, finished):
         json.loads(line)
 
 
+@pytest.mark.slow
 def test_no_room_for_a_new_folder(tmp_path, command, plan_file, finished):
     folder = tmp_path / "run"
     words = ("run", plan_file, "--out", folder, "--workers", "1")

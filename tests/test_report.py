@@ -436,6 +436,7 @@ def test_a_report_loads_no_torch(finished, tmp_path):
 # ---- beside accuracy -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_a_plan_measures_beside_accuracy_is_on_the_page(tmp_path, two_seeds):
     assert "Beside accuracy" not in page_of(*two_seeds)
     folder = weft.run(tiny(metrics="balanced,recall"), tmp_path / "run").folder
@@ -479,6 +480,7 @@ def test_rounds_of_clients_with_clocks_of_their_own(how, tmp_path):
     page_of(folder)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_clocks_of_their_own_keeps_all_rounds(tmp_path):
     whole = weft.run(tiny(rounds_per_task=4, **{"async": "arrival", "clock.spread": 3.0}), tmp_path / "whole").folder
     lines = (whole / "journal.jsonl").read_text().splitlines()

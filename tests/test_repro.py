@@ -133,6 +133,7 @@ def test_results_of_another_machine_count(made):
     assert not runs_made()
 
 
+@pytest.mark.slow
 def test_a_stale_line_is_run_again_and_replaced(made):
     assert made("--seeds", "1", "--only", "stl").code == 0
     before = lasting()

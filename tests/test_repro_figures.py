@@ -216,6 +216,7 @@ def test_adaptation_is_the_mean_over_clients(made):
     assert {path.stem for path in one.files} == {"fig-adaptation", "fig-adaptation-clients"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["none", "tasks", "arrival"])
 def test_async_is_what_was_tested_last_by_the_work_done(way, made):
     """With two tasks there are two moments: half of the work, and all of it."""
@@ -230,6 +231,7 @@ def test_async_is_what_was_tested_last_by_the_work_done(way, made):
     assert found.get(0.5) == (pytest.approx(fmean(first.values())) if first else None)
 
 
+@pytest.mark.slow
 def test_forgetting_is_a_column_of_the_matrices(made):
     one = made("fig-forgetting")
     matrices = accuracy_matrices(one.run("fedavg+ewc"))
@@ -244,6 +246,7 @@ def test_forgetting_is_a_column_of_the_matrices(made):
     assert line.split("|")[2].strip() == f"{change:+.1f}"
 
 
+@pytest.mark.slow
 def test_cost_is_what_the_run_says(made):
     one = made("fig-cost")
     result = Result(one.run("fedweit-0.3"))
@@ -257,6 +260,7 @@ def test_cost_is_what_the_run_says(made):
     assert shares["fedavg-1"] == pytest.approx(1, abs=0.02)
 
 
+@pytest.mark.slow
 def test_attention_is_that_of_the_saved_states(made):
     from weft import scenarios
     from weft.record import read_manifest

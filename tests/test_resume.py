@@ -181,6 +181,7 @@ def test_another_seed_gives_another_result(tmp_path, finished):
 # ---- stopped at a chosen moment, in this process ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answers", [1, 3, 4, 6, 7, 10, 12])
 def test_stopped_after_any_answer(tmp_path, finished, answers):
     stop_after(tmp_path / "run", answers)

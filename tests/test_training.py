@@ -194,6 +194,7 @@ def test_the_rate_of_the_schedule_is_the_rate_that_is_used():
     assert (found - Plain(plan).learn(3, "task")).abs().mean() > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_moments_live_as_long_as_they_are_told_to(name):
     """Between the rounds of a task they are in the client's state, or nowhere; after the task they are gone."""

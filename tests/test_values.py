@@ -47,6 +47,7 @@ def test_each_block_has_its_own_exponent():
     assert torch.allclose(values_in(wire, values.numel(), "int8"), values, rtol=0.5 / 64)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(FLOATS, max_size=3 * BLOCK))
 def test_the_error_is_small_and_writing_again_changes_nothing(numbers):
