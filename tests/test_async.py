@@ -13,6 +13,7 @@ from helpers import Run, differences, run, tiny, vector
 
 import weft
 from weft import Problem
+from weft.engines.clocked import Clocked
 from weft.loop import staleness_weight
 from weft.methods.averaging import blend
 from weft.plan import Plan
@@ -264,6 +265,17 @@ def test_the_plan_is_read_as_it_was_written(tmp_path):
 
 
 # ---- rounds with a quorum or a deadline ------------------------------------------------------------------------------
+
+
+def test_nobody_waits_at_a_tasks_end_for_who_is_gone(monkeypatch):
+    """Somebody who has begun a task and is not expected back is not asked again, and costs no deadline at its end."""
+    here = Clocked.clients
+    monkeypatch.setattr(Clocked, "gone", lambda self: {1} if self.now() > 0 else set())
+    monkeypatch.setattr(Clocked, "clients", lambda self: [who for who in here(self) if who not in self.gone()])
+    some = run(deadline=5.0, rounds_per_task=3, **UNEVEN)
+    assert [(step, round_index) for client, step, round_index, _ in some.reports if client == 1] == [(0, 0)]
+    assert sorted(some.matrices) == [0, 2]
+    assert all(len(rows) == some.plan.tasks for rows in some.matrices.values())
 
 
 @pytest.mark.slow

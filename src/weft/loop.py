@@ -88,7 +88,7 @@ class Federation:
             return
         schedule, progress = self.schedule, self.progress
         for round_index in range(progress.round, schedule.rounds):  # lines 2 and 4; line 3 is the method's, at `first`
-            asked = schedule.visits(round_index, progress.begun, progress.met)  # line 5
+            asked = self.expected(schedule.visits(round_index, progress.begun, progress.met))  # line 5
             self.make_up(asked)
             replies = self.exchange(self.reachable(asked), self.plan.quorum)  # lines 6 to 8, and 11
             replies = robust(replies, self.inspector.merged, self.plan.aggregation)
@@ -118,6 +118,11 @@ class Federation:
             self.listener.round_done(progress)
 
     # ---- in rounds ---------------------------------------------------------------------------------------------------
+
+    def expected(self, asked: list[Visit]) -> list[Visit]:
+        """Without those that are not expected back: each question to them would wait out a deadline."""
+        gone = self.engine.gone()
+        return [visit for visit in asked if visit.client not in gone]
 
     def reachable(self, asked: list[Visit]) -> list[Visit]:
         """Without those that are away, and those that are presumably still at work on what they were asked last."""
@@ -168,7 +173,7 @@ class Federation:
         ending = [(client, place) for client, place in ending if str(client) in self.progress.begun]
         for attempt in range(CLOSING_ATTEMPTS + 1):
             visits = [self.closing(client, place, attempt) for client, place in ending]
-            if asked := [visit for visit in visits if visit is not None]:
+            if asked := self.expected([visit for visit in visits if visit is not None]):
                 self.exchange(asked)
         for client, place in ending:
             self.forget(client, place.step)
