@@ -97,7 +97,7 @@ class DecomposedWork(Work):
 class APD(Method):
     options_class: ClassVar[type[base.Options]] = Options
     citation: ClassVar[str] = "Yoon et al., Scalable and order-robust continual learning with APD, ICLR 2020"
-    verified: ClassVar[str] = "tests/test_methods.py: test_the_gradients_of_a_step_are_those_of_eq_2"
+    verified: ClassVar[str] = "tests/test_fedweit.py: test_the_gradients_of_a_step_are_those_of_eq_2"
     composes: ClassVar[bool] = True
     options: Options
 

@@ -1,0 +1,90 @@
+"""What the tests of methods share: which methods there are, and runs of them to look at."""
+
+import pytest
+import torch
+from helpers import Run, run, tiny
+
+from weft.message import Message
+from weft.methods import COMBINATIONS, METHODS, class_of
+from weft.methods.apd import APD
+from weft.methods.fedweit import Options
+from weft.tensors import dense
+
+PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets]
+NAMES = [*METHODS, *COMBINATIONS, *PRESETS]
+TALKING = [name for name in NAMES if class_of(name).talks]
+QUICK = ["fedweit", "fedavg", "scaffold", "joint", "fedprox+ewc"]  # the others meet the contract in the slow tests
+
+
+def marked(names):
+    return [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in names]
+
+
+def fresh(**changed):
+    return Run(tiny(**changed)).go()
+
+
+def sent(finished):
+    """Everything that was said, tensors and numbers, in order."""
+    return finished.wires, finished.matrices
+
+
+def replies_of(*parts, examples=(1, 1, 1)):
+    """One reply a client, as the server gets them."""
+    return [
+        Message(f"client-{place}", "server", str(place), (), 0, 0, tensors, {"examples": count})
+        for place, (tensors, count) in enumerate(zip(parts, examples, strict=False))
+    ]
+
+
+def weit(**changed):
+    """A FedWeIT run: options by their names, plan keys by theirs."""
+    options = {f"method__{key}" if key in Options.model_fields else key: value for key, value in changed.items()}
+    return run(method="fedweit", **options)
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """What each client held when its last task ended, just before it put away what only a task under way needs."""
+    found, finish = {}, APD.finish
+
+    def keeping(method, client, lesson):
+        found[lesson.client] = dict(client.tensors)
+        finish(method, client, lesson)
+
+    monkeypatch.setattr(APD, "finish", keeping)
+    return found
+
+
+def adaptives(finished, client=0):
+    return {key: dense(value) for key, value in finished.clients[client].archive.items() if key.startswith("adaptive/")}
+
+
+def origin(key):
+    client, step = key.split(".")
+    return int(client), int(step)
+
+
+def moved(past, **changed):
+    """How far the weights that answer for task 0 have moved while task 1 was learned, mean over the clients."""
+    running = Run(tiny(method="fedweit", method__past=past, **changed)).go_to(1)
+    before = [running.theta(client, 0) for client in range(3)]
+    old = [adaptives(running, client)["adaptive/0"] for client in range(3)]
+    running.go()
+    far = [(running.theta(client, 0) - before[client]).norm().item() for client in range(3)]
+    new = [adaptives(running, client)["adaptive/0"] for client in range(3)]
+    return sum(far) / 3, all(map(torch.equal, old, new)), far
+
+
+def learned_bits(finished):
+    return {key: value for key, value in finished.bits().items() if "accuracy" in key or "bits" in key}
+
+
+def start_of_a(finished):
+    """What A is counted from."""
+    return finished.world.lesson(0, 0).initial()[: finished.layout.weights] * (1 / 3)
+
+
+def fresh_weit(**options):
+    """Like `weit`, but run now."""
+    return Run(tiny(method="fedweit", **{f"method__{key}": value for key, value in options.items()})).go()
