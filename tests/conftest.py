@@ -1,4 +1,4 @@
-"""What was skipped for want of a package or a browser is said aloud, at the end and in red: a skip is easily missed."""
+"""What all tests share. What was skipped for want of a package or a browser is said aloud, at the end and in red."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ def usual_floats() -> Iterator[None]:
 def _take_floats_back() -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_flush_denormal(False)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, Any]]:
+    """What each client held when its last task ended, just before it put away what only a task under way needs."""
+    from weft.methods.apd import APD
+
+    found: dict[int, dict[str, Any]] = {}
+    finish = APD.finish
+
+    def keeping(method: Any, client: Any, lesson: Any) -> None:
+        found[lesson.client] = dict(client.tensors)
+        finish(method, client, lesson)
+
+    monkeypatch.setattr(APD, "finish", keeping)
+    return found
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

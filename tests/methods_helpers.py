@@ -6,7 +6,6 @@ from helpers import Run, run, tiny
 
 from weft.message import Message
 from weft.methods import COMBINATIONS, METHODS, class_of
-from weft.methods.apd import APD
 from weft.methods.fedweit import Options
 from weft.tensors import dense
 
@@ -41,19 +40,6 @@ def weit(**changed):
     """A FedWeIT run: options by their names, plan keys by theirs."""
     options = {f"method__{key}" if key in Options.model_fields else key: value for key, value in changed.items()}
     return run(method="fedweit", **options)
-
-
-@pytest.fixture
-def held(monkeypatch):
-    """What each client held when its last task ended, just before it put away what only a task under way needs."""
-    found, finish = {}, APD.finish
-
-    def keeping(method, client, lesson):
-        found[lesson.client] = dict(client.tensors)
-        finish(method, client, lesson)
-
-    monkeypatch.setattr(APD, "finish", keeping)
-    return found
 
 
 def adaptives(finished, client=0):

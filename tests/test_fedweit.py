@@ -22,8 +22,6 @@ from weft.methods.fedweit import Options
 from weft.state import State
 from weft.tensors import Rows, Sparse, dense, same
 
-pytest_plugins = ["methods_helpers"]
-
 # ---- FedWeIT: its limit
 
 PLAIN = {"without": "m,a,l1,l2", "keep": 1, "biases": "private", "average": "equal"}

@@ -14,8 +14,6 @@ from weft.methods import COMBINATIONS, METHODS, class_of
 from weft.state import State
 from weft.tensors import Sparse, dense, same, size
 
-pytest_plugins = ["methods_helpers"]
-
 # ---- FedWeIT: the knowledge base
 
 
