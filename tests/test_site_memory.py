@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -106,10 +107,10 @@ def site(tmp_path, monkeypatch):
 
 
 def test_a_folder_becomes_a_task(images, site):
-    (site / "tasks.json").write_text(json.dumps([{"name": "first", "folder": str(images)}]))
+    announce(site, images)
     scenario = scenarios.of(own_plan())
     (task,) = scenario.sequences[1]
-    assert (task.name, task.classes) == ("first", ("dark", "light"))
+    assert (task.name, task.classes) == ("task 0", ("dark", "light"))
     assert task.sizes == {"train": 14, "valid": 2, "test": 4}
     train = task.load("train")
     assert train.images.shape == (14, 32, 32, 3)
@@ -121,11 +122,19 @@ def own_plan() -> Plan:
     return Plan.merge({key: value for key, value in TINY.items() if "scenario" not in key} | {"scenario": "sites"})
 
 
+def announce(site, images, bits=sites.DEPTH):
+    """As `weft site task add` does."""
+    known = sites.listed(site)
+    sites.keep(site, len(known), sites.look(images, bits))
+    known.append({"name": f"task {len(known)}", "folder": str(images), "bits": bits})
+    (site / "tasks.json").write_text(json.dumps(known))
+
+
 def test_a_task_that_is_not_there_yet_is_waited_for(tmp_path, images, site):
     memory = Memory(tmp_path / "run", own_plan(), 1)
     with pytest.raises(NotYet, match="no task 0 yet"):
         memory.answer(request(0, "begin", "train"))
-    (site / "tasks.json").write_text(json.dumps([{"name": "first", "folder": str(images)}]))
+    announce(site, images)
     assert decode(memory.answer(request(0, "begin", "train"))).numbers["examples"] == 14
     with pytest.raises(NotYet, match="no task 1 yet"):
         memory.answer(request(0, "begin", "train", step=1))
@@ -135,13 +144,85 @@ def test_what_is_wrong_with_a_folder_is_said(images, tmp_path):
     assert not sites.look(images).faults
     (images / "dark" / "broken.png").write_bytes(b"not an image")
     (images / "dark" / "cut.png").write_bytes((images / "dark" / "0.png").read_bytes()[:-30])
-    (images / "single").mkdir()
-    Image.new("RGB", (8, 8)).save(images / "single" / "a.png")
     said = sites.look(images).faults
-    assert any("broken.png is no image" in fault for fault in said)
-    assert any("cut.png is no image" in fault for fault in said)
-    assert any("class single has 1 images" in fault for fault in said)
+    assert any("broken.png" in fault and "is no image" in fault for fault in said)
+    assert any("cut.png" in fault and "is no image" in fault for fault in said)
     assert "no folder" in sites.look(tmp_path / "nowhere").faults[0]
+    (tmp_path / "one" / "class").mkdir(parents=True)
+    shutil.copy(images / "dark" / "0.png", tmp_path / "one" / "class" / "a.png")
+    assert sites.look(tmp_path / "one").faults
+    shutil.copy(images / "dark" / "0.png", tmp_path / "one" / "a.png")
+    assert "lies in no class" in sites.look(tmp_path / "one").faults[0]
+
+
+def test_the_images_of_a_site_are_normalised(images, site):
+    """The network sees values around 0 with a deviation of 1, whatever the site's images are like."""
+    announce(site, images)
+    task = scenarios.of(own_plan()).sequences[0][0]
+    pixels = task.load("train").images.astype(float)
+    np.testing.assert_allclose(task.mean, pixels.mean((0, 1, 2)), rtol=1e-6)
+    np.testing.assert_allclose(task.deviation, pixels.std((0, 1, 2)), rtol=1e-6)
+
+
+def test_a_task_stays_as_it_was_announced(images, site):
+    announce(site, images)
+    before = scenarios.of(own_plan()).sequences[0][0]
+    shutil.copy(images / "light" / "0.png", images / "dark" / "new.png")
+    shutil.copytree(images / "light", images / "third")
+    after = scenarios.of(own_plan()).sequences[0][0]
+    assert (after.classes, after.sizes, after.fingerprint) == (before.classes, before.sizes, before.fingerprint)
+    assert (after.load("test").images == before.load("test").images).all()
+
+
+def test_a_group_stays_on_one_side(images, site):
+    for name in ("dark", "light"):
+        for patient in range(5):
+            (images / name / f"patient{patient}").mkdir()
+            for count in (2 * patient, 2 * patient + 1):
+                (images / name / f"{count}.png").rename(images / name / f"patient{patient}" / f"{count}.png")
+    announce(site, images)
+    task = scenarios.of(own_plan()).sequences[0][0]
+    assert sum(task.sizes.values()) == 20
+    assert all(size % 2 == 0 for size in task.sizes.values())  # two images a patient
+
+
+def test_deep_images_and_how_deep_they_are(images, site):
+    """Twelve bits read as sixteen are nearly black, which is said; read as twelve they are not."""
+    for name in ("dark", "light"):
+        for place, file in enumerate(sorted((images / name).glob("*.png"))):
+            values = np.full((8, 8), 400 * place + (200 if name == "light" else 0), dtype=np.uint16)
+            Image.fromarray(values).save(file)
+    (note,) = sites.look(images).notes
+    assert "--bits=12 makes more of them" in note
+    assert not sites.look(images, 12).notes
+    announce(site, images, 12)
+    assert scenarios.of(own_plan()).sequences[0][0].load("train").images.max() > 180
+
+
+def test_a_task_is_learned_and_its_model_taken_home(images, site, tmp_path):
+    """Two classes that differ in brightness are told apart, by the run and by the file that comes out of it."""
+    from weft.export.files import open_model, write
+    from weft.export.model import take_at_site
+
+    announce(site, images)
+    memory = Memory(site / "state" / "run", own_plan(), 1)
+    with pytest.raises(Problem, match="remembers no run run"):
+        take_at_site(site, "run", 0)
+    replies = [
+        memory.answer(request(0, "begin", *["train"])),
+        *(memory.answer(request(place, "train")) for place in range(1, 8)),
+    ]
+    assert not any(decode(reply).error for reply in replies)
+    with pytest.raises(Problem, match="has not finished a task 0; none is finished yet"):
+        take_at_site(site, "run", 0)
+    tested = decode(memory.answer(request(8, "finish", "test")))
+    assert tested.numbers["accuracy"] == [1.0]
+    taken = take_at_site(site, "run", 0)
+    write(taken, tmp_path / "model.safetensors", "safetensors")
+    run, facts = open_model(tmp_path / "model.safetensors")
+    assert (facts["classes"], facts["bits"]) == (["dark", "light"], sites.DEPTH)
+    task = scenarios.of(own_plan()).sequences[1][0].load("test")
+    assert (run(task.images)[0].argmax(1) == task.labels).all()
 
 
 def test_the_hub_knows_nothing_of_a_sites_tasks(monkeypatch):

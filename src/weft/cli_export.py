@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from weft.export.model import Taken
+
 out = Console()
 
 
@@ -44,11 +46,14 @@ def export_command(
 
     Images in as bytes, logits and probabilities out. The file is held against the run on test images before it is kept.
     """
-    from weft.export.files import write
     from weft.export.model import take
 
-    path = file or Path(f"client{client}-task{task}.{kind.value}")
-    taken = take(folder, client, task)
+    write_out(take(folder, client, task), file or Path(f"client{client}-task{task}.{kind.value}"), kind)
+
+
+def write_out(taken: Taken, path: Path, kind: Kind) -> None:
+    from weft.export.files import write
+
     difference = write(taken, path, kind.value)
     names = ", ".join(taken.facts["classes"])
     _say(f"{path}: {taken.facts['task']} ({names}); the run's own answers on {len(taken.images)} test images")

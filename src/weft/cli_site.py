@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,12 +12,11 @@ import typer
 from rich.console import Console
 
 from weft import screens
+from weft.cli_export import Kind, write_out
 from weft.cli_hub import AsJson, Detached, say
 from weft.engines.flower import sharing
-from weft.errors import Problem
 from weft.hub import supervision
 from weft.hub.programs import check_flower
-from weft.record import write_text
 from weft.scenarios import sites
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ out = Console()
 
 Folder = Annotated[Path, typer.Option("--folder", help="The site's folder.")]
 Images = Annotated[Path, typer.Argument(metavar="FOLDER", help="Images, with a subfolder for each class.")]
+Bits = Annotated[int, typer.Option(min=9, max=32, help="Of images deeper than 8 bits: 2 ** BITS - 1 is white.")]
 
 
 def open_site(folder: Path) -> Site:
@@ -53,19 +54,21 @@ def join_command(
 
 
 @app.command("check")
-def check_command(images: Images, as_json: AsJson = False) -> None:
+def check_command(images: Images, bits: Bits = sites.DEPTH, as_json: AsJson = False) -> None:
     """What a folder of images would be as a task, and what is wrong with it. Nothing is sent or kept."""
-    found = sites.look(images)
+    found = sites.look(images, bits)
+    classes = sites.counted(found)
     if as_json:
-        classes = {name: len(paths) for name, paths in found.classes.items()}
-        sys.stdout.write(json.dumps({"classes": classes, "faults": found.faults}, indent=2) + "\n")
+        told = {"classes": classes, "faults": found.faults, "notes": found.notes}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
         return
-    for name, paths in found.classes.items():
-        parts = sites.cut(paths) if len(paths) >= sites.FEWEST else {}
-        said = ", ".join(f"{len(some)} to {part}" for part, some in parts.items())
-        say(f"  {name}: {len(paths)} images{f', {said}' if said else ''}")
+    for name, parts in classes.items():
+        said = ", ".join(f"{count} to {part}" for part, count in parts.items())
+        say(f"  {name}: {sum(parts.values())} images, {said}")
     for fault in found.faults:
         say(f"  wrong: {fault}")
+    for note in found.notes:
+        say(f"  note: {note}")
     say("it can be a task" if not found.faults else "it cannot be a task yet")
 
 
@@ -73,19 +76,18 @@ def check_command(images: Images, as_json: AsJson = False) -> None:
 def add_command(
     name: Annotated[str, typer.Option(help="What the task is called here; the hub does not learn it.")],
     data: Annotated[Path, typer.Option(help="Images, with a subfolder for each class.")],
+    bits: Bits = sites.DEPTH,
     folder: Folder = Path("site"),
 ) -> None:
     """Announce the site's next task, for plans with scenario=sites. A run that waits for it goes on."""
     site = open_site(folder)
-    found, listed = sites.look(data), sites.listed(site.folder)
-    if found.faults:
-        raise Problem(f"{found.faults[0]} (weft site check {data} says all)")
-    if name in [task["name"] for task in listed]:
-        raise Problem(f"{site.name} has a task {name} already; choose another name")
-    listed.append({"name": name, "folder": str(data.resolve())})
-    write_text(site.folder / "tasks.json", json.dumps(listed, indent=2) + "\n")
-    images = sum(map(len, found.classes.values()))
-    say(f"{site.name}: task {len(listed) - 1} is {name}, {len(found.classes)} classes, {images} images")
+    found = site.add_task(name, data, bits)
+    classes = sites.counted(found)
+    images = sum(sum(parts.values()) for parts in classes.values())
+    place = len(sites.listed(site.folder)) - 1
+    say(f"{site.name}: task {place} is {name}, {len(classes)} classes, {images} images")
+    for note in found.notes:
+        say(f"  note: {note}")
 
 
 @app.command("start")
@@ -141,6 +143,22 @@ def share_command(
     chosen = sharing.parse(share)
     sharing.choose(site.folder, chosen)
     say(f"{site.name} gives {chosen if isinstance(chosen, str) else f'the strongest {chosen} rows'} of its A's")
+
+
+@app.command("export")
+def export_command(
+    run: Annotated[str, typer.Argument(help="One of the runs that weft site status lists.")],
+    task: Annotated[int, typer.Option(min=0, help="For which of the site's tasks, counted from 0.")] = 0,
+    kind: Annotated[Kind, typer.Option("--format", help="Of the file.")] = Kind.onnx,
+    file: Annotated[Path | None, typer.Option("--out", help="The file; else SITE-task0.onnx.")] = None,
+    folder: Folder = Path("site"),
+) -> None:
+    """A task's model out of a federation, as one file that needs no weft; it is at its site and nowhere else."""
+    site = open_site(folder)
+    os.environ["WEFT_SITE"] = str(site.folder)  # whose tasks are meant
+    from weft.export.model import take_at_site
+
+    write_out(take_at_site(site.folder, run, task), file or Path(f"{site.name}-task{task}.{kind.value}"), kind)
 
 
 @app.command("leave")

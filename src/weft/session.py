@@ -122,8 +122,8 @@ class Session:
         for task, measures in enumerate(self._measures.pop((client, step), ())):
             classes = self._scenario.sequences[client][task].classes
             for metric, values in measures.items():
-                labels = classes if len(values) == len(classes) > 1 else ("",)
-                self._measured += [(client, step, task, metric, *pair) for pair in zip(labels, values, strict=False)]
+                pairs = zip(_labels(classes, len(values)), values, strict=True)
+                self._measured += [(client, step, task, metric, *pair) for pair in pairs]
 
     def incident(self, client: int, step: int, round_index: int, reason: str) -> None:
         moment = round(self._engine.now(), 6)
@@ -192,6 +192,17 @@ def _work_units(schedule: Schedule, progress: Progress) -> tuple[int, int]:
         return progress.round, sum(map(sum, schedule.lengths))
     each = [len(schedule.working(round_index)) for round_index in range(schedule.rounds)]
     return sum(each[: progress.round]), sum(each)
+
+
+def _labels(classes: Sequence[str], count: int) -> Sequence[str]:
+    """What so many values of a metric are of: the whole task, its classes by name, or, at a hub, by number.
+
+    >>> _labels(("cat", "dog"), 1), _labels(("cat", "dog"), 2), _labels(("?", "?"), 3)
+    (('',), ('cat', 'dog'), ('class 0', 'class 1', 'class 2'))
+    """
+    if count == 1:
+        return ("",)
+    return classes if len(set(classes)) == count else tuple(f"class {place}" for place in range(count))
 
 
 def estimate(world: World, workers: int) -> float:

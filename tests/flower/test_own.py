@@ -11,6 +11,7 @@ from federation import WEFT, Federation, events, outcome, wait_until
 from PIL import Image
 
 import weft
+from weft.record import read_rows
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
 
@@ -40,7 +41,7 @@ def test_own_images_waiting_and_leaving(federation: Federation, images: Path) ->
             federation.weft("site", "task", "add", "--name", "second", "--data", data, "--folder", name)
     (plan,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     (federation.folder / "own.toml").write_text(plan, encoding="utf-8")
-    words = ["clients=3", "tasks=2", "rounds_per_task=1", "network=mlp"]
+    words = ["clients=3", "tasks=2", "rounds_per_task=1", "network=mlp", "learning_rate=3e-3", "metrics=recall"]
     command = federation.start("own", [*WEFT, "hub", "run", "own.toml", *words, "--out", "own"])
     run = federation.folder / "own"
 
@@ -56,7 +57,13 @@ def test_own_images_waiting_and_leaving(federation: Federation, images: Path) ->
     assert [event["site"] for event in events(run) if event["event"] == "left"] == ["cleo"]
     assert [key for key in outcome(run) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
     result = weft.Result(run)
-    assert result.accuracy > 0.4
+    assert result.accuracy > 0.9
+    said = federation.weft(
+        "site", "export", "own", "--format", "safetensors", "--out", "ada.safetensors", "--folder", "ada"
+    )
+    assert "first (dark, light)" in said
+    assert "weft site export at the site" in federation.weft("export", "own", code=2)
+    assert {row[4] for row in read_rows(run, "metrics.csv")} == {"class 0", "class 1"}
     contents = (run / "contents.json").read_text() + (run / "journal.jsonl").read_text()
     assert "dark" not in contents
     assert "second" not in contents.replace("seconds", "")
@@ -66,4 +73,4 @@ def test_a_folder_that_is_no_task(federation: Federation, tmp_path: Path) -> Non
     said = federation.weft("site", "check", str(tmp_path))
     assert "it cannot be a task yet" in said
     words = ["site", "task", "add", "--name", "bad", "--data", str(tmp_path), "--folder", "ada"]
-    assert "a task needs a subfolder for each class" in federation.weft(*words, code=2)
+    assert "has no images; they lie in CLASS/image.png" in federation.weft(*words, code=2)

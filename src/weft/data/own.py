@@ -86,25 +86,39 @@ def find(place: Path) -> list[Row]:
     return rows
 
 
+def find_task(folder: Path) -> list[Row]:
+    """The images of one task, which lie in CLASS/image.png or CLASS/GROUP/image.png, without a look into them."""
+    if not folder.is_dir():
+        raise Problem(f"{folder} is no folder")
+    rows = list(_in_task("", folder, f"CLASS/image.png below {folder}"))
+    if not rows:
+        raise Problem(f"{folder} has no images; they lie in CLASS/image.png below it")
+    return rows
+
+
 def _in_folder(folder: Path) -> Iterator[Row]:
     for client in _folders(folder):
         for task in _folders(client):
-            below = _folders(task)
-            names = {part.name for part in below}
-            if names & {"train", "test"} and names <= set(PARTS):
-                yield from (row for part in below for row in _in_task(folder, client, task, part, part.name))
-            else:
-                yield from _in_task(folder, client, task, task, "")
+            yield from _in_task(client.name, task, f"CLIENT/TASK/CLASS/image.png below {folder}")
 
 
-def _in_task(folder: Path, client: Path, task: Path, place: Path, part: str) -> Iterator[Row]:
+def _in_task(client: str, task: Path, wanted: str) -> Iterator[Row]:
+    below = _folders(task)
+    names = {part.name for part in below}
+    if names & {"train", "test"} and names <= set(PARTS):
+        yield from (row for part in below for row in _in_classes(client, task.name, part, part.name, wanted))
+    else:
+        yield from _in_classes(client, task.name, task, "", wanted)
+
+
+def _in_classes(client: str, task: str, place: Path, part: str, wanted: str) -> Iterator[Row]:
     for label in _folders(place):
         for file in sorted(label.rglob("*")):
             if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file():
                 within = file.relative_to(label).parts
-                yield Row(file, client.name, task.name, label.name, within[0] if len(within) > 1 else "", part)
+                yield Row(file, client, task, label.name, within[0] if len(within) > 1 else "", part)
     if stray := next((file for file in sorted(place.iterdir()) if file.suffix.lower() in SUFFIXES), None):
-        raise Problem(f"{stray} lies in no class; images lie in CLIENT/TASK/CLASS/image.png below {folder}")
+        raise Problem(f"{stray} lies in no class; images lie in {wanted}")
 
 
 def _folders(place: Path) -> list[Path]:
@@ -148,7 +162,7 @@ def _load(place: Path, bits: int, key: str, rows: tuple[Row, ...]) -> Pictures:
             return Pictures(**cache.read_arrays(path, KEYS))
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
             path.unlink()  # damaged: it is only a copy
-    cache.write(None, f"own/{key}", _pack(place, bits, rows))
+    cache.write(None, f"own/{key}", pack(place, bits, rows))
     return Pictures(**cache.read_arrays(path, KEYS))
 
 
@@ -163,7 +177,8 @@ def _key(place: Path, bits: int, rows: Sequence[Row]) -> str:
     return found.hexdigest()
 
 
-def _pack(place: Path, bits: int, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+def pack(place: Path, bits: int, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+    """The fields of `Pictures`: every image is read and resized."""
     images: list[NDArray[np.uint8]] = []
     good: list[Row] = []
     broken: list[str] = []

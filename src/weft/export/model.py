@@ -15,8 +15,11 @@ from weft import networks
 from weft.client import World
 from weft.errors import Problem
 from weft.networks.flat import Dropout, Network
+from weft.plan import Plan
 from weft.record import read_manifest, read_plan
 from weft.running import check_images
+from weft.scenarios import sites
+from weft.scenarios.sites import DEPTH
 from weft.state import State
 
 CHECKED = 100  # test images on which an exported file is held against the run
@@ -75,20 +78,39 @@ class Taken:
 def take(folder: Path, client: int, step: int) -> Taken:
     """The model of one task of one client, from the last checkpoint of a run."""
     plan = read_plan(folder)
+    if (folder / "sites.json").exists():
+        raise Problem(f"the clients of {folder} are sites, which keep their models: weft site export at the site")
     manifest = read_manifest(folder / "checkpoints")
     if manifest is None:
         raise Problem(f"the run in {folder} has no checkpoint yet; weft resume {folder} goes on with it")
     check_images(folder)  # the normalisation comes from them
-    world = World(plan)
-    if not 0 <= client < world.scenario.clients:
-        raise Problem(f"there is no client {client}; choose 0 to {world.scenario.clients - 1}")
+    if not 0 <= client < plan.clients:
+        raise Problem(f"there is no client {client}; choose 0 to {plan.clients - 1}")
     if str(client) not in manifest["clients"]:
         raise Problem(f"client {client} has learned nothing yet; weft resume {folder} goes on with it")
     state = State.load(folder / "checkpoints", manifest["clients"][str(client)])
+    return _taken(plan, state, client, step, plan.scenario_options.get("bits", DEPTH))
+
+
+def take_at_site(site: Path, run: str, step: int) -> Taken:
+    """The model of one task that a site keeps of a run; WEFT_SITE names the site, whose tasks are meant."""
+    folder = site / "state" / run
+    manifest = read_manifest(folder)
+    if manifest is None or not manifest["states"]:
+        raise Problem(f"{site} remembers no run {run}; weft site status lists those that it does")
+    plan = Plan.load(folder / "plan.toml")
+    ((client, reference),) = manifest["states"].items()
+    known = sites.listed(site)
+    bits = known[step]["bits"] if plan.scenario == "sites" and step < len(known) else DEPTH
+    return _taken(plan, State.load(folder, reference), int(client), step, bits)
+
+
+def _taken(plan: Plan, state: State, client: int, step: int, bits: int) -> Taken:
     finished = state.numbers.get("finished", -1)
     if not 0 <= step <= finished:
         known = f"choose 0 to {finished}" if finished >= 0 else "none is finished yet"
         raise Problem(f"client {client} has not finished a task {step}; {known}")
+    world = World(plan)
     lesson, task = world.lesson(client, step), world.task(client, step)
     world.method.answer_for(state, step, lesson)
     first, count = world.own_head(client, step)
@@ -106,7 +128,7 @@ def take(folder: Path, client: int, step: int) -> Taken:
         "image": side,  # height, width, channels; uint8
         "mean": list(task.mean),
         "deviation": list(task.deviation),
-        "bits": plan.scenario_options.get("bits", 16),  # of pictures deeper than 8 bits: 2 ** bits - 1 is white
+        "bits": bits,  # of pictures deeper than 8 bits: 2 ** bits - 1 is white
         "network": plan.network,
         "network_options": plan.network_options,
         "loss": plan.loss,

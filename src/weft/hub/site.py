@@ -1,7 +1,8 @@
 """A site's folder: who it is, which hub it trusts, its tasks, its memory of runs, and all that ever left it.
 
 site.json   its name and the hub's address      key, ca.crt   who it is, whom it trusts
-tasks.json  its tasks in order                  state/        what it remembers of each run
+tasks.json  its tasks in order, their images    state/        what it remembers of each run
+tasks/      resized and packed
 left.csv    each tensor that left               bin/          the programs that Flower may start here
 warm.sock   where its warm process listens
 """
@@ -20,6 +21,7 @@ from weft.errors import Problem
 from weft.hub import keys, supervision
 from weft.hub.programs import check_flower, program, surroundings
 from weft.record import write_text
+from weft.scenarios import sites
 
 
 class Site:
@@ -74,6 +76,18 @@ class Site:
 
         programs = {"warm": lambda: [sys.executable, "-m", "weft.engines.flower.warm"], "supernode": self.supernode}
         supervision.Supervisor(self.folder, programs, env, say).run(ready)
+
+    def add_task(self, name: str, images: Path, bits: int) -> sites.Found:
+        """Announce a folder of images as the next task; they are packed, so that it stays as it is now."""
+        tasks, found = sites.listed(self.folder), sites.look(images, bits)
+        if found.faults:
+            raise Problem(f"{found.faults[0]} (weft site check {images} says all)")
+        if name in [task["name"] for task in tasks]:
+            raise Problem(f"{self.name} has a task {name} already; choose another name")
+        sites.keep(self.folder, len(tasks), found)
+        tasks.append({"name": name, "folder": str(images.resolve()), "bits": bits})
+        write_text(self.folder / "tasks.json", json.dumps(tasks, indent=2) + "\n")
+        return found
 
     def leave(self) -> None:
         """From now on every question is answered with: this site has left."""

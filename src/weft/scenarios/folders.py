@@ -65,7 +65,7 @@ def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
     names = sorted(set(pictures.client.tolist()), key=natural)
     if clients > len(names):
         raise Problem(f"{place} has {len(names)} clients, not {clients}; leave clients out, or choose fewer")
-    sequences = tuple(_sequence(options, pictures, name, tasks) for name in names[:clients])
+    sequences = tuple(sequence(options, pictures, name, tasks) for name in names[:clients])
     if tasks > max(map(len, sequences)):
         raise Problem(f"{place} has up to {max(map(len, sequences))} tasks a client, not {tasks}; leave tasks out")
     return Scenario("folders", sequences, notes=notes)
@@ -84,18 +84,24 @@ def _notes(place: Path, options: Options, pictures: Pictures) -> tuple[str, ...]
         if options.broken == "refuse":
             raise Problem(f"{len(broken)} files cannot be read: {some}; mend them, or scenario.broken=skip")
         notes.append(f"{len(broken)} files cannot be read and are left out: {some}")
-    highest, white = int(pictures.highest[0]), 2**options.bits - 1
-    if highest and highest * 4 <= white:
-        notes.append(
-            f"the highest value of the deep images is {highest}, and {white} is white: they are dark; "
-            f"scenario.bits={max(9, highest.bit_length())} makes more of them"
-        )
+    return (*notes, *depth_notes(pictures, options.bits, "scenario.bits"))
+
+
+def depth_notes(pictures: Pictures, bits: int, option: str) -> tuple[str, ...]:
+    """Whether deep pictures are as bright as they could be; `option` is where their depth is said."""
+    highest, white = int(pictures.highest[0]), 2**bits - 1
     if highest > white:
-        notes.append(f"deep images have values up to {highest}, and all above {white} is white; raise scenario.bits")
-    return tuple(notes)
+        return (f"deep images have values up to {highest}, and all above {white} is white; raise {option}",)
+    if highest and highest * 4 <= white:
+        return (
+            f"the highest value of the deep images is {highest}, and {white} is white: they are dark; "
+            f"{option}={max(9, highest.bit_length())} makes more of them",
+        )
+    return ()
 
 
-def _sequence(options: Options, pictures: Pictures, client: str, most: int) -> tuple[Task, ...]:
+def sequence(options: Options, pictures: Pictures, client: str, most: int) -> tuple[Task, ...]:
+    """A client's first tasks."""
     mine = np.flatnonzero(pictures.client == client)
     tasks, labels, groups = (getattr(pictures, key)[mine].tolist() for key in ("task", "label", "group"))
     parts: list[str] = pictures.part[mine].tolist()
@@ -123,7 +129,7 @@ def _sequence(options: Options, pictures: Pictures, client: str, most: int) -> t
 
 def _task(pictures: Pictures, client: str, name: str, mine: NDArray[np.int64], parts: NDArray[np.str_]) -> Task:
     words = pictures.label[mine].tolist()
-    warnings = check(f"client {client}, task {name}", words, parts.tolist())
+    warnings = check(f"client {client}, task {name}" if client else f"task {name}", words, parts.tolist())
     classes = tuple(sorted(set(words), key=natural))
     labels = np.array([classes.index(word) for word in words], dtype=np.int64)
     places = {part: in_parts(parts, part, f"{client}/{name}") for part in PARTS}

@@ -1,39 +1,35 @@
 """sites: every client is a site with images of its own, which nobody else can see or list.
 
-At a site (`WEFT_SITE` names its folder) a task is a folder of images with a subfolder for each class, and tasks.json
-lists the tasks in the order in which the site announced them. At the hub nothing is known of them but how many the plan
-wants.
+At a site (`WEFT_SITE` names its folder) a task is a folder of images with a subfolder for each class, as in the
+scenario `folders`. When it is announced its images are resized and packed into the site's folder, and from then on the
+task is that pack: it stays the same during a run, whatever becomes of the files. tasks.json lists the tasks in their
+order. At the hub nothing is known of them but how many the plan wants.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import json
 import os
-from collections.abc import Iterable
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
 from weft.errors import Problem
 from weft.lazy import lazy
-from weft.randomness import generator
 from weft.scenarios import Part, Scenario, Split, Task
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from weft.data import pictures
+    from weft.data import cache, own
+    from weft.data.own import Pictures
+    from weft.scenarios import folders
 else:
-    np = lazy("numpy")
-    pictures = lazy("weft.data.pictures")
+    cache, own, folders = lazy("weft.data.cache"), lazy("weft.data.own"), lazy("weft.scenarios.folders")
 
-DEPTH = 16  # bits of pictures that are deeper than 8
-SHARES: dict[Part, float] = {"test": 0.2, "valid": 0.1}  # of each class; train gets the rest
-FEWEST = 3  # images of a class: one for each part
+DEPTH = 16  # bits of pictures that are deeper than 8, unless it is said otherwise
 PARTS: tuple[Part, ...] = ("train", "valid", "test")
 
 
@@ -47,91 +43,66 @@ class Options(BaseModel):
 class Found:
     """What a folder would be as a task."""
 
-    classes: dict[str, tuple[Path, ...]]
+    pictures: Pictures | None
+    task: Task | None
     faults: tuple[str, ...]  # it is no task while there are any
+    notes: tuple[str, ...] = ()  # what a person should know of
 
 
 def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
     if site := os.environ.get("WEFT_SITE"):
-        own = tuple(own_task(str(words["name"]), Path(words["folder"])) for words in listed(Path(site)))
-        return Scenario("sites", (own,) * clients)
+        own_tasks = tuple(_task_of(Path(site), place) for place in range(len(listed(Path(site)))))
+        return Scenario("sites", (own_tasks,) * clients)
     return Scenario("sites", (tuple(_unseen(step) for step in range(tasks)),) * clients)
 
 
-def listed(site: Path) -> list[dict[str, str]]:
+def listed(site: Path) -> list[dict[str, Any]]:
     """The tasks that a site has announced, in order."""
     try:
-        words: list[dict[str, str]] = json.loads((site / "tasks.json").read_text(encoding="utf-8"))
+        words: list[dict[str, Any]] = json.loads((site / "tasks.json").read_text(encoding="utf-8"))
         return words
     except (OSError, ValueError):
         raise Problem(f"{site / 'tasks.json'} cannot be read; weft site join makes a site's folder") from None
 
 
-def look(folder: Path) -> Found:
+def look(folder: Path, bits: int = DEPTH) -> Found:
     """Which classes and images a folder has, and what is wrong with it; every image is opened once."""
-    if not folder.is_dir():
-        return Found({}, (f"{folder} is no folder",))
-    classes = {path.name: _images(path) for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."}
-    classes = {name: images for name, images in classes.items() if images}
-    faults = []
-    if len(classes) < 2:
-        faults.append(f"{folder} has {len(classes)} subfolders with images; a task needs a subfolder for each class")
-    for name, images in classes.items():
-        if len(images) < FEWEST:
-            faults.append(f"class {name} has {len(images)} images, at least {FEWEST} are needed")
-        faults += [f"{image} is no image that can be read" for image in images if not _is_readable(image)]
-    return Found(classes, tuple(faults))
-
-
-def own_task(name: str, folder: Path) -> Task:
-    found = look(folder)
-    if found.faults:
-        raise Problem(f"task {name}: {found.faults[0]}")
-    places = {part: [cut(images)[part] for images in found.classes.values()] for part in PARTS}
-    train = _read(image for images in places["train"] for image in images) / 255
-    return Task(
-        name=name,
-        group="own",
-        classes=tuple(found.classes),
-        sizes={part: sum(map(len, places[part])) for part in PARTS},
-        mean=tuple(map(float, train.mean(axis=(0, 1, 2)))),
-        deviation=tuple(float(value) or 1.0 for value in train.std(axis=(0, 1, 2))),
-        load=functools.partial(_load, places),
-    )
-
-
-def cut(images: tuple[Path, ...]) -> dict[Part, list[Path]]:
-    """The parts of a class, in an order that depends on the names of its images alone."""
-    order = [images[place] for place in generator(0, "own", *(image.name for image in images)).permutation(len(images))]
-    found: dict[Part, list[Path]] = {}
-    for part, share in SHARES.items():
-        count = max(1, round(share * len(images)))
-        found[part], order = order[:count], order[count:]
-    return found | {"train": order}
-
-
-def _load(places: dict[Part, list[list[Path]]], part: Part) -> Split:
-    labels = np.repeat(np.arange(len(places[part]), dtype=np.int64), [len(images) for images in places[part]])
-    images = _read(image for images in places[part] for image in images)
-    order = generator(0, "order", part).permutation(len(labels))  # a plan may ask not to shuffle later
-    return Split(images[order], labels[order])
-
-
-def _read(images: Iterable[Path]) -> NDArray[np.uint8]:
-    """uint8 (count, 32, 32, 3), as the images of the `folders` scenario are read."""
-    return np.stack([pictures.own_picture(path.read_bytes(), pictures.SIDE, DEPTH)[0] for path in images])
-
-
-def _is_readable(path: Path) -> bool:
     try:
-        _read([path])
-    except pictures.BAD_PICTURE:
-        return False
-    return True
+        pictures = own.Pictures(**own.pack(folder, bits, own.find_task(folder)))
+        faults = tuple(f"{file} is no image that can be read" for file in pictures.broken.tolist())
+        task = _as_task(pictures, bits)
+    except Problem as problem:
+        return Found(None, None, (str(problem),))
+    return Found(pictures, task, faults, (*task.warnings, *folders.depth_notes(pictures, bits, "--bits")))
 
 
-def _images(folder: Path) -> tuple[Path, ...]:
-    return tuple(sorted(path for path in folder.iterdir() if path.suffix.lower() in pictures.SUFFIXES))
+def counted(found: Found) -> dict[str, dict[Part, int]]:
+    """How many images of each class go to each part."""
+    if found.task is None:
+        return {}
+    labels = {part: found.task.load(part).labels.tolist() for part in PARTS}
+    return {name: {part: labels[part].count(place) for part in PARTS} for place, name in enumerate(found.task.classes)}
+
+
+def keep(site: Path, place: int, found: Found) -> None:
+    """Pack the images of what is going to be the task at that place into the site's folder."""
+    assert found.pictures is not None
+    cache.write(site, f"tasks/{place}", vars(found.pictures))
+
+
+def _task_of(site: Path, place: int) -> Task:
+    words = listed(site)[place]
+    path = site / "tasks" / f"{place}.npz"
+    try:
+        pictures = own.Pictures(**cache.read_arrays(path, own.KEYS))
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        raise Problem(f"the images of task {words['name']} are not in {path} any more; put them back") from None
+    return dataclasses.replace(_as_task(pictures, words["bits"]), name=words["name"], group="own")
+
+
+def _as_task(pictures: Pictures, bits: int) -> Task:
+    (task,) = folders.sequence(folders.Options.model_validate({"bits": bits}), pictures, "", 1)
+    return task
 
 
 def _unseen(step: int) -> Task:

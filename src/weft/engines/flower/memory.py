@@ -18,7 +18,7 @@ from weft.engines.host import Host
 from weft.errors import Problem
 from weft.message import Message, decode, encode, failure
 from weft.plan import Plan
-from weft.record import read_manifest, write_manifest
+from weft.record import read_manifest, write_manifest, write_text
 from weft.state import State, files_of
 
 REPLIES_KEPT = 12  # a server goes back by a round and the closing of its task at most: five answers
@@ -40,6 +40,8 @@ class Memory:
         """The reply to an encoded request; a failure is a reply too."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._alone():
+            if not (self._folder / "plan.toml").exists():  # without which nobody could take the model home later
+                write_text(self._folder / "plan.toml", self._plan.toml())
             asked = decode(wire)
             manifest = read_manifest(self._folder) or {"states": {}, "answers": {}, "replies": {}}
             if (known := manifest["replies"].get(asked.request_id)) is not None:
