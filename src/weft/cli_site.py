@@ -147,7 +147,7 @@ def share_command(
 
 @app.command("export")
 def export_command(
-    run: Annotated[str, typer.Argument(help="One of the runs that weft site status lists.")],
+    run: Annotated[str, typer.Argument(help="A run that weft site status lists, or its beginning.")],
     task: Annotated[int, typer.Option(min=0, help="For which of the site's tasks, counted from 0.")] = 0,
     kind: Annotated[Kind, typer.Option("--format", help="Of the file.")] = Kind.onnx,
     file: Annotated[Path | None, typer.Option("--out", help="The file; else SITE-task0.onnx.")] = None,
@@ -158,7 +158,11 @@ def export_command(
     os.environ["WEFT_SITE"] = str(site.folder)  # whose tasks are meant
     from weft.export.model import take_at_site
 
-    write_out(take_at_site(site.folder, run, task), file or Path(f"{site.name}-task{task}.{kind.value}"), kind)
+    write_out(
+        take_at_site(site.folder, site.run_called(run), task),
+        file or Path(f"{site.name}-task{task}.{kind.value}"),
+        kind,
+    )
 
 
 @app.command("leave")

@@ -106,6 +106,14 @@ class Site:
             found[path.parent.name] = {"answers": answers, "last": list(manifest["replies"])[-1]}
         return found
 
+    def run_called(self, name: str) -> str:
+        """A run by its name, or by the beginning of it that the hub's plan gave: `own` for own-5c1e0b7a99d2."""
+        found = [run for run in self.runs() if name == run or run.startswith(f"{name}-")]
+        if len(found) != 1:
+            several = f"{', '.join(found)} are called so" if found else f"it knows {', '.join(self.runs()) or 'none'}"
+            raise Problem(f"{self.name} cannot tell which run {name!r} is; {several}")
+        return found[0]
+
 
 def _read_invitation(path: Path) -> dict[str, str]:
     try:
