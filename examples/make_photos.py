@@ -31,7 +31,7 @@ def main(folder: Path) -> None:
     for task, classes in TASKS.items():
         for kind, name in enumerate(classes):
             place = folder / task / name
-            place.mkdir(parents=True)
+            place.mkdir(parents=True, exist_ok=True)
             for number in range(IMAGES):
                 picture(rng, kind).save(place / f"{number}.png")
     print(f"{folder}: {sum(map(len, TASKS.values())) * IMAGES} pictures")

@@ -367,3 +367,15 @@ def test_an_interrupted_demo_says_how_to_go_on(tmp_path, command):
     until(lambda: journal_lines(folder) >= 2)
     running.send(signal.SIGINT)
     assert_stopped(running.wait(20), Path("runs") / "demo-fedweit-s0")
+
+
+def test_a_run_of_a_hub_is_gone_on_with_at_the_hub(finished, tmp_path, command):
+    """Its clients are elsewhere: here they would begin anew."""
+    folder = copy(finished, tmp_path / "run")
+    (folder / "summary.json").unlink()
+    (folder / "sites.json").write_text('{"names": ["ada"], "run": "demo-1"}')
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    assert_one_line(command("resume", folder), f"weft hub run {folder} goes on with it")
+    assert f"weft hub run {folder}" in command("show", folder).out
+    assert_one_line(command("export", folder), "weft site export at the site")
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before

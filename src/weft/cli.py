@@ -27,7 +27,7 @@ from weft.cli_data import DataDir
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan, ready_plans
-from weft.record import accuracy_matrices, read_measures, read_plan, read_rows, read_summary
+from weft.record import accuracy_matrices, read_measures, read_plan, read_rows, read_summary, way_on
 from weft.repro.loop import Request, reproduce
 from weft.repro.outcome import outcome_of
 from weft.repro.screens import TableBars
@@ -179,11 +179,11 @@ def show_command(
     summary = read_summary(folder)
     if as_json:
         if summary is None:
-            raise Problem(f"the run in {folder} is not over; weft resume {folder} goes on with it")
+            raise Problem(f"the run in {folder} is not over; {way_on(folder)} goes on with it")
         _print_json(summary)
         return
     if summary is None:
-        _say(out, f"not over yet; weft resume {folder} goes on with it if nothing is running\n")
+        _say(out, f"not over yet; {way_on(folder)} goes on with it if nothing is running\n")
     else:
         out.print(screens.comparison([summary]))
     for client, rows in accuracy_matrices(folder).items():
@@ -220,9 +220,7 @@ def compare_command(
     """Several runs in one table."""
     found = {folder: read_summary(folder) for folder in folders}
     waiting = [
-        f"the run in {folder} is not over; weft resume {folder} goes on with it"
-        for folder in folders
-        if not found[folder]
+        f"the run in {folder} is not over; {way_on(folder)} goes on with it" for folder in folders if not found[folder]
     ]
     over = {folder: summary for folder, summary in found.items() if summary}
     if not over:
@@ -340,7 +338,7 @@ def _stoppable(folder: Path, act: Any, *arguments: Any, **options: Any) -> Any:
     try:
         return act(*arguments, **options)
     except KeyboardInterrupt:
-        _say(notes, f"\nstopped; weft resume {folder} goes on with it")
+        _say(notes, f"\nstopped; {way_on(folder)} goes on with it")
         raise typer.Exit(130) from None
 
 

@@ -56,8 +56,9 @@ def write_out(taken: Taken, path: Path, kind: Kind) -> None:
 
     difference = write(taken, path, kind.value)
     names = ", ".join(taken.facts["classes"])
+    trust = " --trust" if kind is Kind.pt2 else ""  # torch opens it with pickle
     _say(f"{path}: {taken.facts['task']} ({names}); the run's own answers on {len(taken.images)} test images")
-    _say(f"largest difference of a logit: {difference:.1e}; weft predict {path} IMAGE... tries it")
+    _say(f"largest difference of a logit: {difference:.1e}; weft predict {path} IMAGE...{trust} tries it")
 
 
 def predict_command(
@@ -89,8 +90,8 @@ def _picture(path: Path, facts: dict[str, Any]) -> NDArray[np.uint8]:
     try:
         return own_picture(path.read_bytes(), facts["image"][0], facts["bits"])[0]
     except BAD_PICTURE as error:
-        why = getattr(error, "strerror", None) or error
-        raise Problem(f"{path} cannot be read as a picture: {why}") from None
+        why = getattr(error, "strerror", None)
+        raise Problem(f"{path} cannot be read as a picture{f': {why}' if why else ''}") from None
 
 
 def _in_words(row: dict[str, float], facts: dict[str, Any]) -> str:

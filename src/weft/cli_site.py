@@ -61,7 +61,7 @@ def check_command(images: Images, bits: Bits = sites.DEPTH, as_json: AsJson = Fa
     if as_json:
         told = {"classes": classes, "faults": found.faults, "notes": found.notes}
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
-        return
+        raise typer.Exit(2 if found.faults else 0)
     for name, parts in classes.items():
         said = ", ".join(f"{count} to {part}" for part, count in parts.items())
         say(f"  {name}: {sum(parts.values())} images, {said}")
@@ -70,6 +70,8 @@ def check_command(images: Images, bits: Bits = sites.DEPTH, as_json: AsJson = Fa
     for note in found.notes:
         say(f"  note: {note}")
     say("it can be a task" if not found.faults else "it cannot be a task yet")
+    if found.faults:
+        raise typer.Exit(2)
 
 
 @tasks.command("add")

@@ -33,6 +33,7 @@ import filelock
 from weft.errors import Problem
 from weft.plan import Plan
 
+SITES = "sites.json"  # in the run folder of a hub: who takes part
 FORMAT = 1
 MOST_TASKS = 10_000  # a damaged line may claim any number
 COLUMNS = (int, int, int, float)  # of accuracy.csv
@@ -62,7 +63,7 @@ class Record:
         """A new run folder with its plan in it, and which images it uses; an existing run is never written over."""
         folder = folder.absolute() if folder.name in ("", "..") else folder  # . has no name of its own
         if (folder / "run.json").exists():
-            raise Problem(f"{folder} already holds a run; weft resume {folder} goes on, or choose another --out")
+            raise Problem(f"{folder} already holds a run; {way_on(folder)} goes on, or choose another --out")
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         try:
             shutil.rmtree(partial, ignore_errors=True)  # of a process that had the same id and was killed here
@@ -165,6 +166,16 @@ def tables_of(plan: Plan) -> dict[str, tuple[str, ...]]:
     return TABLES if plan.metrics is None else {**TABLES, **MEASURES}
 
 
+def has_sites(folder: Path) -> bool:
+    """Are the clients of this run sites of a hub?"""
+    return (folder / SITES).is_file()
+
+
+def way_on(folder: Path) -> str:
+    """The command that goes on with a run."""
+    return f"weft hub run {folder}" if has_sites(folder) else f"weft resume {folder}"
+
+
 def read_plan(folder: Path) -> Plan:
     """The plan of a run folder; a `Problem` if it is no run folder of this version."""
     check_layout(folder)
@@ -201,7 +212,7 @@ def load_summary(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError):
-        raise Problem(f"{path} cannot be read; weft resume {folder} writes it again") from None
+        raise Problem(f"{path} cannot be read; {way_on(folder)} writes it again") from None
     return summary
 
 

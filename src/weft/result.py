@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import Problem
 from weft.lazy import lazy
 from weft.plan import Plan
-from weft.record import accuracy_matrices, read_plan, read_rows, read_summary, tables_of
+from weft.record import accuracy_matrices, read_plan, read_rows, read_summary, tables_of, way_on
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ class Result:
         self.folder = Path(folder)
         summary = read_summary(self.folder)
         if summary is None:
-            raise Problem(f"the run in {folder} is not over; weft resume {folder} goes on with it")
+            raise Problem(f"the run in {folder} is not over; {way_on(Path(folder))} goes on with it")
         self.summary: dict[str, Any] = summary
 
     def __getattr__(self, name: str) -> Any:

@@ -13,7 +13,16 @@ from weft.data.sources import SOURCES
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
-from weft.record import Record, accuracy_matrices, read_images, read_measures, read_plan, read_summary
+from weft.record import (
+    Record,
+    accuracy_matrices,
+    has_sites,
+    read_images,
+    read_measures,
+    read_plan,
+    read_summary,
+    way_on,
+)
 from weft.result import Result
 from weft.scenarios import Scenario
 
@@ -65,6 +74,8 @@ def resume(
     `connect` gives another engine than the local one, such as that of a hub with sites on other machines.
     """
     check_resources(workers, memory, save_every)
+    if connect is None and has_sites(Path(folder)):
+        raise Problem(f"the clients of {folder} are sites of a hub; {way_on(Path(folder))} goes on with it")
     record = Record.open(Path(folder))
     if is_over(record.folder):
         record.close()

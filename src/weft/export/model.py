@@ -16,7 +16,7 @@ from weft.client import World
 from weft.errors import Problem
 from weft.networks.flat import Dropout, Network
 from weft.plan import Plan
-from weft.record import read_manifest, read_plan
+from weft.record import has_sites, read_manifest, read_plan, way_on
 from weft.running import check_images
 from weft.scenarios import sites
 from weft.scenarios.sites import DEPTH
@@ -78,16 +78,16 @@ class Taken:
 def take(folder: Path, client: int, step: int) -> Taken:
     """The model of one task of one client, from the last checkpoint of a run."""
     plan = read_plan(folder)
-    if (folder / "sites.json").exists():
+    if has_sites(folder):
         raise Problem(f"the clients of {folder} are sites, which keep their models: weft site export at the site")
     manifest = read_manifest(folder / "checkpoints")
     if manifest is None:
-        raise Problem(f"the run in {folder} has no checkpoint yet; weft resume {folder} goes on with it")
+        raise Problem(f"the run in {folder} has no checkpoint yet; {way_on(folder)} goes on with it")
     check_images(folder)  # the normalisation comes from them
     if not 0 <= client < plan.clients:
         raise Problem(f"there is no client {client}; choose 0 to {plan.clients - 1}")
     if str(client) not in manifest["clients"]:
-        raise Problem(f"client {client} has learned nothing yet; weft resume {folder} goes on with it")
+        raise Problem(f"client {client} has learned nothing yet; {way_on(folder)} goes on with it")
     state = State.load(folder / "checkpoints", manifest["clients"][str(client)])
     return _taken(plan, state, client, step, plan.scenario_options.get("bits", DEPTH))
 

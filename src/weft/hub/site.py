@@ -116,6 +116,8 @@ class Site:
 
 
 def _read_invitation(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise Problem(f"there is no file {path}; the hub makes an invitation with weft hub invite NAME")
     try:
         words = json.loads(path.read_text(encoding="utf-8"))
         wanted = {key: words[key] for key in ("name", "hub", "authority", "key")}

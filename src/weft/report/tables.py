@@ -64,7 +64,7 @@ def overview_html(groups: Sequence[Group]) -> str:
                 escape(row.state),
             ]
         )
-    headings = ("method", "accuracy", "forgetting", "up", "down", "model", "paper's", "time", "seeds", "state")
+    headings = ("method", "accuracy", "forgetting", "up", "down", "model", "paper's", "time", "seed", "state")
     return table(headings, lines) + f"<p class=about>{escape(_meaning(groups))}</p>"
 
 

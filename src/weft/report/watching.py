@@ -19,6 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from weft.errors import Problem
+from weft.record import way_on
 from weft.report.facts import group
 from weft.report.page import contents, page
 from weft.report.reading import Reader, Run, find_runs, is_run
@@ -119,7 +120,7 @@ def status(folder: Path, runs: Sequence[Run], now: float) -> dict[str, Any]:
         left = time_left(run)
         told = f"about {duration(left)} left" if left is not None else "time left is known after the first rounds"
         return {**shown, "kind": "running", "words": f"Running: {place}, {told}."}
-    words = f"Nothing has been written for {duration(quiet)} ({place}). If it was stopped: weft resume {run.folder}"
+    words = f"Nothing has been written for {duration(quiet)} ({place}). If it was stopped: {way_on(run.folder)}"
     return {**shown, "kind": "stopped", "words": words}
 
 
