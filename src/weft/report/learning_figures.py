@@ -262,16 +262,17 @@ def alone_section(groups: Sequence[Group]) -> Section:
             "here."
         )
         return Section("alone", title, words)
+    compared = ", ".join(
+        f"{one.together.label} with {one.alone.label} (seed{'s' if len(one.seeds) > 1 else ''} "
+        f"{', '.join(map(str, one.seeds))})"
+        for one in found
+    )
     about = (
         "For each client: accuracy at the end, together minus alone, in points. A bar is the mean over the client's "
-        "tasks, a mark one task. Alone stands for the strongest of the runs here in which nothing is sent."
+        "tasks, a mark one task. Alone stands for the strongest of the runs here in which nothing is sent. "
+        f"Compared are {compared}."
     )
-    caveats = [
-        f"{one.together.label} beside {one.alone.label}, seed{'s' if len(one.seeds) > 1 else ''} "
-        f"{', '.join(map(str, one.seeds))}."
-        for one in found
-    ]
-    caveats.append("A difference of a few points on some hundred test images can be chance; more seeds tell.")
+    caveats = ["A difference of a few points on some hundred test images can be chance; more seeds tell."]
     words = " ".join(map(_help_words, found))
     traces: list[Trace] = []
     for one in found:

@@ -49,7 +49,18 @@ def traffic_section(groups: Sequence[Group]) -> Section:
     words = _traffic_words([group for _, group in talking])
     figures = [_total_figure(groups, words)]
     figures += [_parts_figure(place, group) for place, group in talking]
-    return Section("traffic", "Bytes each way", words, about, figures)
+    return Section("traffic", "Bytes each way", words, about, figures, _precisions([group for _, group in talking]))
+
+
+def _precisions(groups: Sequence[Group]) -> list[str]:
+    """Where values are written differently, bytes alone do not say who sends fewer of them."""
+    written = {group.label: str(group.plan.get("precision", "float32")) for group in groups}
+    if len(set(written.values())) < 2:
+        return []
+    each = ", ".join(f"{label} as {precision}" for label, precision in written.items())
+    return [
+        f"Part of the difference is how a value is written: {each}. The table has the share of values that are sent."
+    ]
 
 
 def _traffic_words(groups: Sequence[Group]) -> str:
