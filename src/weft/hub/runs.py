@@ -11,14 +11,13 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import filelock
-
 from weft import scenarios
 from weft.data import cache
 from weft.engines.flower.asking import fault
 from weft.errors import Problem
 from weft.hub.hub import Hub
 from weft.hub.programs import NAME, ask
+from weft.locks import is_taken
 from weft.plan import Plan
 from weft.record import Record, read_plan, write_text
 from weft.result import Result
@@ -95,29 +94,18 @@ def watch(hub: Hub, folder: Path, run_id: str) -> None:
     """Until Flower says that this run is over, in whatever way.
 
     To ask Flower costs seconds of a processor. While the server app holds the run's lock it is alive, and need not be
-    asked for; the lock is looked at only once the app has it, or it could not be taken.
+    asked for.
     """
-    journal = folder / "journal.jsonl"
-    before, asked = journal.stat().st_size, time.monotonic()
+    asked = time.monotonic()
     while not (folder / "summary.json").exists():
         time.sleep(LOOK)
-        if journal.stat().st_size > before and is_held(folder):
+        if is_taken(folder / ".lock"):
             continue
         if time.monotonic() - asked >= ASK:
             with contextlib.suppress(Problem):  # the SuperLink may be on its way up again
                 if status_of(hub, run_id).startswith(OVER):
                     return
             asked = time.monotonic()
-
-
-def is_held(folder: Path) -> bool:
-    lock = filelock.FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        return True
-    lock.release()
-    return False
 
 
 def status_of(hub: Hub, run_id: str) -> str:
