@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve a federation of many machines.")
 out = Console()
+THERE = {True: "there", False: "away", None: "not known whether it is there"}
 
 Folder = Annotated[Path, typer.Option("--folder", help="The hub's folder.")]
 Detached = Annotated[bool, typer.Option("--detach", help="In the background, until stopped.")]
@@ -108,8 +109,11 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     """What is running, which sites are there, and how the runs that this hub began are doing."""
     hub = open_hub(folder)
     found = supervision.running(hub.folder)
-    online = hub.online() if found is not None else []
-    sites = [{"site": name, "client": place, "there": name in online} for place, name in enumerate(hub.sites())]
+    online, why = _online(hub) if found is not None else ([], "")
+    sites = [
+        {"site": name, "client": place, "there": None if online is None else name in online}
+        for place, name in enumerate(hub.sites())
+    ]
     states = [_state(Path(path)) for path in hub.begun()]
     if as_json:
         sys.stdout.write(json.dumps({"processes": found, "sites": sites, "runs": states}, indent=2) + "\n")
@@ -117,18 +121,31 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     say(f"{folder} is {'up' if found else 'down'}; sites reach it at {hub.address}")
     for name, words in (found["processes"] if found else {}).items():
         say(f"  {name}: process {words['pid']}, started {words['starts']} times")
+    if why:
+        say(f"  which sites are there is not known; the SuperLink may be on its way up ({why})")
     for words in sites:
-        say(f"  client {words['client']}: {words['site']}, {'there' if words['there'] else 'away'}")
+        say(f"  client {words['client']}: {words['site']}, {THERE[words['there']]}")
     for state in states:
         said = ", ".join(f"{key} {value}" for key, value in state.items() if key != "folder")
         say(f"  {state['folder']}: {said}")
+
+
+def _online(hub: Hub) -> tuple[list[str] | None, str]:
+    """The sites that are there; None, and why, while Flower cannot be asked: all else is to be shown then too."""
+    try:
+        return hub.online(), ""
+    except Problem as problem:
+        return None, str(problem)
 
 
 def _state(folder: Path) -> dict[str, Any]:
     """A run as its folder tells it."""
     from weft.record import read_manifest
 
-    manifest = read_manifest(folder / "checkpoints") if folder.is_dir() else None
+    try:
+        manifest = read_manifest(folder / "checkpoints") if folder.is_dir() else None
+    except Problem as problem:
+        return {"folder": os.path.relpath(folder), "problem": str(problem)}
     progress: dict[str, Any] = manifest["progress"] if manifest else {"round": 0, "incidents": {}}
     over = (folder / "summary.json").exists()
     return {

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from pathlib import Path
 
 import pytest
+from federation import free_port
 
 import weft
-from weft.hub import runs
+from weft import cli_hub
+from weft.errors import Problem
+from weft.hub import programs, runs, supervision
 from weft.hub.hub import Hub
 from weft.record import Record, write_text
 
@@ -18,7 +22,7 @@ PLAN = {"clients": 2, "tasks": 2, "network": "mlp", "rounds_per_task": 2}
 
 @pytest.fixture
 def hub(tmp_path) -> Hub:
-    made = Hub.create(tmp_path / "hub", None, 9092)
+    made = Hub.create(tmp_path / "hub", None, free_port())
     write_text(made.folder / "sites.json", '["ada", "ben"]\n')
     return made
 
@@ -43,3 +47,45 @@ def test_whoever_watches_a_run_does_not_keep_its_server_app_from_working(hub, ru
     finally:
         write_text(run / "summary.json", "{}\n")
         watcher.join()
+
+
+# ---- weft hub status -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def up(hub):
+    """A supervisor holds the folder; its SuperLink has died, and real `flwr` finds nobody on its port."""
+    words = {"supervisor": 7, "processes": {"superlink": {"pid": 8, "starts": 3}}}
+    write_text(hub.folder / supervision.FILE, json.dumps(words))
+    with supervision.hold(hub.folder):
+        yield hub
+
+
+def status(hub: Hub, capsys: pytest.CaptureFixture[str], as_json: bool = False) -> str:
+    cli_hub.status_command(hub.folder, as_json)
+    return capsys.readouterr().out
+
+
+def test_status_is_shown_while_the_superlink_is_down(up, run, capsys):
+    said = status(up, capsys)
+    assert "superlink: process 8, started 3 times" in said
+    assert "which sites are there is not known" in said
+    assert "client 1: ben, not known whether it is there" in said
+    assert "rounds 0, incidents 0" in said
+
+
+def test_status_as_json_is_shown_too(up, run, capsys):
+    said = json.loads(status(up, capsys, as_json=True))
+    assert [site["there"] for site in said["sites"]] == [None, None]
+    assert said["processes"]["processes"]["superlink"]["starts"] == 3
+
+
+def test_status_shows_a_run_whose_checkpoint_is_damaged(hub, run, capsys):
+    (run / "checkpoints" / "manifest.json").write_text("{")
+    assert "the checkpoint is corrupt" in status(hub, capsys)
+
+
+def test_flower_that_says_nothing_is_one_line(hub, monkeypatch):
+    monkeypatch.setattr(programs, "PATIENCE", 0.01)
+    with pytest.raises(Problem, match="flwr supernode list said nothing"):
+        hub.online()
