@@ -110,7 +110,7 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     hub = open_hub(folder)
     found = supervision.running(hub.folder)
     online, why = _online(hub) if found is not None else ([], "")
-    sites = [
+    sites: list[dict[str, Any]] = [
         {"site": name, "client": place, "there": None if online is None else name in online}
         for place, name in enumerate(hub.sites())
     ]
@@ -140,6 +140,7 @@ def _online(hub: Hub) -> tuple[list[str] | None, str]:
 
 def _state(folder: Path) -> dict[str, Any]:
     """A run as its folder tells it."""
+    from weft.hub.waiting import Waiting
     from weft.record import read_manifest
 
     try:
@@ -148,12 +149,14 @@ def _state(folder: Path) -> dict[str, Any]:
         return {"folder": os.path.relpath(folder), "problem": str(problem)}
     progress: dict[str, Any] = manifest["progress"] if manifest else {"round": 0, "incidents": {}}
     over = (folder / "summary.json").exists()
+    waits_for = [] if over else Waiting(folder).now()
     return {
         "folder": os.path.relpath(folder),
         "rounds": progress["round"],
         "incidents": sum(progress["incidents"].values()),
         "of": " ".join(f"client {client}: {count}" for client, count in progress["incidents"].items()) or "nobody",
         "over": over,
+        "waiting for": "; ".join(waits_for) or "nobody",
     }
 
 

@@ -15,6 +15,7 @@ from weft import cli_hub
 from weft.errors import Problem
 from weft.hub import programs, runs, supervision
 from weft.hub.hub import Hub
+from weft.hub.waiting import Waiting
 from weft.record import Record, write_text
 
 PLAN = {"clients": 2, "tasks": 2, "network": "mlp", "rounds_per_task": 2}
@@ -38,7 +39,7 @@ def run(tmp_path, hub) -> Path:
 def test_whoever_watches_a_run_does_not_keep_its_server_app_from_working(hub, run, monkeypatch):
     monkeypatch.setattr(runs, "LOOK", 0.0)
     monkeypatch.setattr(runs, "ASK", 1e9)
-    watcher = threading.Thread(target=runs.watch, args=(hub, run, "1"))
+    watcher = threading.Thread(target=runs.watch, args=(hub, run, "1", Waiting(run), print))
     watcher.start()
     try:
         for _ in range(300):
@@ -89,3 +90,64 @@ def test_flower_that_says_nothing_is_one_line(hub, monkeypatch):
     monkeypatch.setattr(programs, "PATIENCE", 0.01)
     with pytest.raises(Problem, match="flwr supernode list said nothing"):
         hub.online()
+
+
+# ---- a site without a task -------------------------------------------------------------------------------------------
+
+WAITS = {"client": 1, "site": "ben", "reason": "it has no task 1 yet (weft site task add)"}
+
+
+def told(run: Path, *events: tuple[str, dict[str, object]]) -> None:
+    with contextlib.closing(Record.open(run)) as record:
+        for event, facts in events:
+            record.journal(event, **facts)
+
+
+def test_a_run_that_waits_for_a_task_says_so_once(hub, run, monkeypatch):
+    """For each site and task: the server app may die meanwhile and write it again."""
+    monkeypatch.setattr(runs, "LOOK", 0.0)
+    said: list[str] = []
+    waiting = Waiting(run)
+    turns = iter([("waiting", WAITS), ("waiting", WAITS), ("answer", {"client": 0}), ("waiting", WAITS)])
+
+    def is_taken(_: Path) -> bool:
+        for event in turns:
+            told(run, event)
+            return True
+        write_text(run / "summary.json", "{}\n")
+        return True
+
+    monkeypatch.setattr(runs, "is_taken", is_taken)
+    runs.watch(hub, run, "1", waiting, said.append)
+    assert said == ["waiting for ben: it has no task 1 yet (weft site task add)"]
+    told(run, ("answer", {"client": 1}), ("waiting", {**WAITS, "reason": "it has no task 2 yet"}))
+    assert waiting.new() == ["ben: it has no task 2 yet"]
+
+
+def test_whoever_looks_later_hears_of_what_is_waited_for_now(run):
+    told(run, ("waiting", {**WAITS, "client": 0, "site": "ada"}), ("answer", {"client": 0}), ("waiting", WAITS))
+    assert Waiting(run).new() == ["ben: it has no task 1 yet (weft site task add)"]
+    told(run, ("left", {"client": 1, "site": "ben"}))
+    assert Waiting(run).new() == []
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(run):
+    waiting, line = Waiting(run), json.dumps({"event": "waiting", **WAITS}) + "\n"
+    for part in (line[:9], line[9:]):
+        assert waiting.now() == []
+        with (run / "journal.jsonl").open("a") as file:
+            file.write(part)
+    assert len(waiting.now()) == 1
+
+
+def test_a_sites_words_do_nothing_to_a_terminal(run):
+    told(run, ("waiting", {**WAITS, "reason": "\x1b]0;title\x07\r"}))
+    assert Waiting(run).now() == ["ben:  ]0;title  "]
+
+
+def test_status_names_who_is_waited_for(hub, run, capsys):
+    assert "waiting for nobody" in status(hub, capsys)
+    told(run, ("waiting", WAITS))
+    assert "waiting for ben: it has no task 1 yet" in status(hub, capsys)
+    write_text(run / "summary.json", "{}\n")
+    assert "waiting for nobody" in status(hub, capsys)

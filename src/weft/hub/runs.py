@@ -17,6 +17,7 @@ from weft.engines.flower.asking import fault
 from weft.errors import Problem
 from weft.hub.hub import Hub
 from weft.hub.programs import NAME, ask
+from weft.hub.waiting import Waiting
 from weft.locks import is_taken
 from weft.plan import Plan
 from weft.record import Record, read_plan, write_text
@@ -61,12 +62,13 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
     read_plan(folder)
     if not is_over(folder) and not at_work(hub, folder):
         wait_for_sites(hub, json.loads((folder / SITES).read_text(encoding="utf-8"))["names"], say, wait)
+    waiting = Waiting(folder)
     for _ in range(STARTS):
         if is_over(folder):
             return Result(folder)
         run_id = at_work(hub, folder) or submit(hub, folder)
         say(f"Flower's run {run_id} works on {folder}")
-        watch(hub, folder, run_id)
+        watch(hub, folder, run_id, waiting, say)
         if not is_over(folder):
             if (folder / TROUBLE).exists():
                 raise Problem((folder / TROUBLE).read_text(encoding="utf-8").strip())
@@ -90,8 +92,8 @@ def at_work(hub: Hub, folder: Path) -> str:
     return ""
 
 
-def watch(hub: Hub, folder: Path, run_id: str) -> None:
-    """Until Flower says that this run is over, in whatever way.
+def watch(hub: Hub, folder: Path, run_id: str, waiting: Waiting, say: Say) -> None:
+    """Until Flower says that this run is over, in whatever way; says meanwhile which sites have no task yet.
 
     To ask Flower costs seconds of a processor. While the server app holds the run's lock it is alive, and need not be
     asked for.
@@ -99,6 +101,8 @@ def watch(hub: Hub, folder: Path, run_id: str) -> None:
     asked = time.monotonic()
     while not (folder / "summary.json").exists():
         time.sleep(LOOK)
+        for line in waiting.new():
+            say(f"waiting for {line}")
         if is_taken(folder / ".lock"):
             continue
         if time.monotonic() - asked >= ASK:
