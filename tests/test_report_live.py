@@ -18,8 +18,9 @@ from cli_helpers import ANSWERS, TINY, assert_one_line, copy, until
 from report_helpers import data_of
 
 import weft
+from weft.locks import is_held
 from weft.record import Record
-from weft.report.reading import Reader, is_held
+from weft.report.reading import Reader
 from weft.report.watching import Server, Watcher, status, time_left, total_of
 
 pytest_plugins = ["cli_helpers"]

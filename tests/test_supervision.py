@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from weft.hub import supervision
 
 KEEPER = """
 import sys
+import threading
 from pathlib import Path
 from weft.hub.supervision import Supervisor
 command = lambda: [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -85,3 +87,23 @@ def test_nobody_elses_process_is_ended(tmp_path):
     words = {"supervisor": 0, "processes": {"sleeper": {"pid": os.getpid(), "starts": 1}}}
     (tmp_path / supervision.FILE).write_text(json.dumps(words))
     supervision.end_leftovers(tmp_path)  # this process is alive to tell
+
+
+def test_whoever_looks_does_not_keep_another_from_starting(tmp_path):
+    """`weft hub status` again and again, while `weft hub start` begins."""
+    ended = threading.Event()
+
+    def look():
+        while not ended.is_set():
+            supervision.running(tmp_path)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        for _ in range(300):
+            with supervision.hold(tmp_path):
+                assert supervision.running(tmp_path) is not None
+    finally:
+        ended.set()
+        looker.join()
+    assert supervision.running(tmp_path) is None

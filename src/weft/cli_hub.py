@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve a federation of many machines.")
 out = Console()
+THERE = {True: "there", False: "away", None: "not known whether it is there"}
 
 Folder = Annotated[Path, typer.Option("--folder", help="The hub's folder.")]
 Detached = Annotated[bool, typer.Option("--detach", help="In the background, until stopped.")]
@@ -85,12 +86,14 @@ def invite_command(
     """Make an invitation: the file with which a site joins. It holds the site's private key: send it by a safe way."""
     hub = open_hub(folder)
     path = file or Path(f"{name}.json")
-    if path.exists():
+    if path.exists() and name not in hub.sites():  # of whom `invite` says more
         raise Problem(f"{path} is there already; choose another --out")
     hub.invite(name, path)
     if hub.is_up():
         hub.register()  # else it is done when the hub starts
-    say(f"{path}: at the site, weft site join {path.name}; it is a secret until then, and of no use afterwards")
+    say(
+        f"{path}: at the site, weft site join {path.name}; it holds the key of {name}: remove it there once it has joined"
+    )
 
 
 @app.command("remove")
@@ -108,36 +111,72 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     """What is running, which sites are there, and how the runs that this hub began are doing."""
     hub = open_hub(folder)
     found = supervision.running(hub.folder)
-    online = hub.online() if found is not None else []
-    sites = [{"site": name, "client": place, "there": name in online} for place, name in enumerate(hub.sites())]
+    online, why = _online(hub) if found is not None else ([], "")
+    sites: list[dict[str, Any]] = [
+        {"site": name, "client": place, "there": None if online is None else name in online}
+        for place, name in enumerate(hub.sites())
+    ]
     states = [_state(Path(path)) for path in hub.begun()]
     if as_json:
         sys.stdout.write(json.dumps({"processes": found, "sites": sites, "runs": states}, indent=2) + "\n")
         return
     say(f"{folder} is {'up' if found else 'down'}; sites reach it at {hub.address}")
     for name, words in (found["processes"] if found else {}).items():
-        say(f"  {name}: process {words['pid']}, started {words['starts']} times")
+        again = f", started {words['starts']} times" if words["starts"] > 1 else ""
+        say(f"  {name}: process {words['pid']}{again}")
+    if why:
+        say(f"  which sites are there is not known; the SuperLink may be on its way up ({why})")
     for words in sites:
-        say(f"  client {words['client']}: {words['site']}, {'there' if words['there'] else 'away'}")
+        say(f"  client {words['client']}: {words['site']}, {THERE[words['there']]}")
     for state in states:
-        said = ", ".join(f"{key} {value}" for key, value in state.items() if key != "folder")
-        say(f"  {state['folder']}: {said}")
+        say(f"  {state['folder']}: {_in_words(state)}")
+
+
+def _online(hub: Hub) -> tuple[list[str] | None, str]:
+    """The sites that are there; None, and why, while Flower cannot be asked: all else is to be shown then too."""
+    try:
+        return hub.online(), ""
+    except Problem as problem:
+        return None, str(problem)
 
 
 def _state(folder: Path) -> dict[str, Any]:
     """A run as its folder tells it."""
+    from weft.hub.waiting import Waiting
     from weft.record import read_manifest
 
-    manifest = read_manifest(folder / "checkpoints") if folder.is_dir() else None
+    try:
+        manifest = read_manifest(folder / "checkpoints") if folder.is_dir() else None
+    except Problem as problem:
+        return {"folder": os.path.relpath(folder), "problem": str(problem)}
     progress: dict[str, Any] = manifest["progress"] if manifest else {"round": 0, "incidents": {}}
     over = (folder / "summary.json").exists()
+    waits_for = [] if over else Waiting(folder).now()
     return {
         "folder": os.path.relpath(folder),
         "rounds": progress["round"],
         "incidents": sum(progress["incidents"].values()),
-        "of": " ".join(f"client {client}: {count}" for client, count in progress["incidents"].items()) or "nobody",
+        "of": {f"client {client}": count for client, count in progress["incidents"].items()},
         "over": over,
+        "waiting for": waits_for,
     }
+
+
+def _in_words(state: dict[str, Any]) -> str:
+    """
+    >>> _in_words({"rounds": 4, "incidents": 1, "of": {"client 2": 1}, "over": False, "waiting for": ["ben: no task"]})
+    'under way, 4 rounds done, 1 incidents (client 2: 1), waiting for ben: no task'
+    """
+    if "problem" in state:
+        return str(state["problem"])
+    whose = ", ".join(f"{client}: {count}" for client, count in state["of"].items())
+    words = [
+        "finished" if state["over"] else "under way",
+        f"{state['rounds']} rounds done",
+        f"{state['incidents']} incidents ({whose})" if whose else "no incidents",
+        *(f"waiting for {line}" for line in state["waiting for"]),
+    ]
+    return ", ".join(words)
 
 
 @app.command("run")

@@ -19,7 +19,7 @@ from weft.client import World
 from weft.engines import Request, Saved
 from weft.engines.flower import client, engine, sharing
 from weft.engines.flower.engine import Far
-from weft.engines.flower.envelope import Answered, reply, unpack_reply
+from weft.engines.flower.envelope import Answered, reply, unpack, unpack_reply
 from weft.errors import Problem
 from weft.hub.server import connect
 from weft.message import Message as Words
@@ -127,11 +127,11 @@ def test_every_task_is_learned_as_answers_arrive(tmp_path, how):
     assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
 
 
-def far(grid: Loop, tmp_path: Path, saved: Saved | None = None, **more: Any) -> Far:
+def far(grid: Loop, tmp_path: Path, saved: Saved | None = None, deadline: float | str = "none", **more: Any) -> Far:
     told: list[tuple[str, dict[str, Any]]] = []
     more = {"patience": 0.2, "on_leave": lambda client: told.append(("removed", {"client": client})), **more}
     found = Far(
-        weft.Plan.merge(TINY),
+        weft.Plan.merge({**TINY, "deadline": deadline}),
         grid,
         ["a", "b"],
         "run",
@@ -144,9 +144,10 @@ def far(grid: Loop, tmp_path: Path, saved: Saved | None = None, **more: Any) -> 
     return found
 
 
-def ask(client_index: int) -> Request:
-    words = ("server", f"client-{client_index}", f"0.0.{client_index}", ("begin", "train"), 0, 0)
-    return Request(client_index, encode(Words(*words)), f"0.0.{client_index}")
+def ask(client_index: int, round_index: int = 0) -> Request:
+    name, ops = f"0.{round_index}.{client_index}", ("train",) if round_index else ("begin", "train")
+    words = Words("server", f"client-{client_index}", name, ops, 0, round_index)
+    return Request(client_index, encode(words), name)
 
 
 def test_an_answer_that_comes_twice_is_refused_and_told(tmp_path):
@@ -201,6 +202,115 @@ def test_what_is_out_is_asked_again_after_a_restart(tmp_path):
 def test_a_deadline_ends_it(tmp_path):
     found = far(Loop(tmp_path, ["a"]), tmp_path, patience=60)
     assert [reply.client for reply in found.exchange([ask(0), ask(1)], deadline=0.5)] == [0]
+
+
+# ---- a deadline is for who may still answer --------------------------------------------------------------------------
+
+SHORT, LONG = 1.0, 50.0  # seconds of a clock that moves while the engine sleeps, and else stands still
+
+
+@pytest.fixture
+def still(monkeypatch):
+    turns = itertools.count()
+    clock = SimpleNamespace(moment=0.0, monotonic=lambda: clock.moment)
+
+    def sleep(seconds: float) -> None:
+        assert next(turns) < 10**6, "it never ends"
+        clock.moment += seconds
+
+    clock.sleep = sleep
+    monkeypatch.setattr(engine, "time", clock)
+    return clock
+
+
+class Fading(Loop):
+    """The second site takes its messages from some moment on and says nothing; then it is not there either."""
+
+    def __init__(self, folder: Path, silent_from: int, stays: bool):
+        super().__init__(folder, ["a", "b"])
+        self.silent_from, self.stays, self.to_second = silent_from, stays, 0
+        self.held: dict[str, Message] = {}
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        names = super().push_messages(messages)
+        if messages[0].metadata.dst_node_id == 2:
+            self.to_second += 1
+            if self.to_second > self.silent_from:
+                self.held[names[0]] = self.replies.pop(names[0])[0]
+                self.names = ["a", "b"] if self.stays else ["a"]
+        return names
+
+    def let_go(self) -> None:
+        self.names = ["a", "b"]
+        for name in list(self.held):
+            self.replies[name] = [self.held.pop(name)]
+
+
+def answers(found: Far, requests: list[Request], deadline: float) -> list[str]:
+    return [decode(reply.wire).request_id for reply in found.exchange(requests, deadline)]
+
+
+def test_a_dead_site_costs_one_deadline_and_no_more(tmp_path, still):
+    grid = Fading(tmp_path, silent_from=1, stays=False)
+    folder = run(tmp_path / "run", grid, deadline=LONG, rounds_per_task=4)
+    assert len([event for event in events(folder) if event["event"] == "answer" and event["client"] == 0]) == 2 * 4
+    assert [event["round"] for event in events(folder) if event["event"] == "incident"] == [1]
+    assert LONG <= still.moment < LONG + SHORT
+
+
+def test_a_lost_site_that_is_back_in_time_still_answers(tmp_path, still):
+    """Nobody waits for it, and nothing of it is thrown away."""
+    grid = Fading(tmp_path, silent_from=0, stays=False)
+    found = far(grid, tmp_path, deadline=LONG)
+    assert answers(found, [ask(0), ask(1)], SHORT) == ["0.0.0"]
+    assert found.gone() == {1}
+    assert answers(found, [ask(0, 1)], LONG) == ["0.1.0"]
+    grid.let_go()
+    assert sorted(answers(found, [ask(0, 2)], LONG)) == ["0.0.1", "0.2.0"]
+    assert still.moment < 2 * SHORT
+
+
+def test_nobody_there_lasts_a_deadline(tmp_path, still):
+    """Else the rounds of a run would be over before a site is back."""
+    grid = Fading(tmp_path, silent_from=0, stays=False)
+    found = far(grid, tmp_path, deadline=LONG)
+    assert answers(found, [ask(0), ask(1)], SHORT) == ["0.0.0"]
+    grid.names = []
+    assert answers(found, [], LONG) == []
+    assert still.moment >= LONG
+
+
+def test_a_site_without_a_task_has_one_request_and_holds_up_nobody_else(tmp_path, still):
+    pushed: list[str] = []
+
+    def spoil(_: int, message: Message) -> Message | None:
+        if message.metadata.dst_node_id == 1:
+            return None
+        pushed.append(decode(unpack(message).wire).request_id)
+        return reply(Answered(waiting="it has no task 0 yet"), message)
+
+    found = far(Loop(tmp_path, ["a", "b"], spoil), tmp_path, deadline=LONG)
+    for round_index in (0, 2, 4):  # as the loop does: whoever was asked in the round before is left alone
+        pushed.clear()
+        own, other = ask(0, round_index), ask(1, round_index)
+        assert answers(found, [own, other], SHORT) == [own.request_id]
+        assert set(pushed) == {other.request_id}
+        assert answers(found, [ask(0, round_index + 1)], LONG) == [f"0.{round_index + 1}.0"]
+        assert [flight["request_id"] for flight in found.save().clock["flights"]] == [other.request_id]
+    assert still.moment < 4 * SHORT
+    assert answers(found, [], SHORT) == []  # where there is nothing else to do, a task is waited for
+    assert still.moment >= 4 * SHORT
+
+
+def test_a_slow_site_gets_its_late_answers_in(tmp_path, still):
+    """It is at work on what it was asked first: to take that back would leave it behind for ever."""
+    grid = Fading(tmp_path, silent_from=0, stays=True)
+    found = far(grid, tmp_path, deadline=LONG)
+    assert answers(found, [ask(0), ask(1)], SHORT) == ["0.0.0"]
+    assert answers(found, [ask(0, 2), ask(1, 2)], SHORT) == ["0.2.0"]
+    grid.let_go()
+    assert sorted(answers(found, [], LONG)) == ["0.0.1", "0.2.1"]
+    assert still.moment < 3 * SHORT
 
 
 def test_a_site_that_left_is_asked_no_more(tmp_path):

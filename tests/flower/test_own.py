@@ -51,9 +51,12 @@ def test_own_images_waiting_and_leaving(federation: Federation, images: Path) ->
     wait_until(lambda: waits() or command.poll() is not None, 240)
     assert command.poll() is None, federation.log("own")
     assert [event["site"] for event in events(run) if event["event"] == "waiting"] == ["cleo"]
+    wait_until(lambda: "waiting for cleo: it has no task 1 yet" in federation.log("own"), 20)
+    assert "waiting for cleo: it has no task 1 yet" in federation.weft("hub", "status")
     assert "A 2.0" in outcome(run)
     federation.weft("site", "leave", "--folder", "cleo")
     assert command.wait(120) == 0, federation.log("own")
+    assert federation.log("own").count("waiting for cleo: it has no task") == 1
     assert [event["site"] for event in events(run) if event["event"] == "left"] == ["cleo"]
     assert [key for key in outcome(run) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
     result = weft.Result(run)

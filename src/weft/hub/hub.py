@@ -127,7 +127,7 @@ class Hub:
         if not SITE_NAME.fullmatch(name):
             raise Problem(f"a site's name is small letters, digits and dashes, not {name!r}")
         if name in (names := self.sites()):
-            raise Problem(f"{name} is invited already; choose another name")
+            raise Problem(f"{name} is invited already; choose another name, or weft hub remove {name} first")
         private, public = keys.make_site_key()
         authority = (self.folder / "ca.crt").read_text(encoding="utf-8")
         words = {"weft": 1, "name": name, "hub": self.address, "authority": authority, "key": private}

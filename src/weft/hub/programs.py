@@ -15,6 +15,7 @@ from weft.errors import Problem
 
 FLWR = "1.41.0"
 UP = "the hub is up"
+PATIENCE = 120.0  # seconds for one answer of `flwr`
 NAME = "weft"  # of the connection in Flower's own configuration
 
 
@@ -52,7 +53,12 @@ def surroundings(home: Path, path: str | None = None) -> dict[str, str]:
 def ask(words: list[str], home: Path) -> Any:
     """What `flwr` says, as JSON; a `Problem` with its own words if it says no."""
     command = [program("flwr"), *words, "--format", "json"]
-    done = subprocess.run(command, env=surroundings(home), capture_output=True, text=True, timeout=120, check=False)
+    try:
+        done = subprocess.run(
+            command, env=surroundings(home), capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Problem(f"flwr {' '.join(words[:2])} said nothing for {PATIENCE:.0f} s") from None
     try:
         said = json.loads(done.stdout)
     except ValueError:

@@ -11,14 +11,14 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
-import filelock
-
 from weft import scenarios
 from weft.data import cache
 from weft.engines.flower.asking import fault
 from weft.errors import Problem
 from weft.hub.hub import Hub
 from weft.hub.programs import NAME, ask
+from weft.hub.waiting import Waiting
+from weft.locks import is_taken
 from weft.plan import Plan
 from weft.record import Record, read_plan, write_text
 from weft.result import Result
@@ -62,12 +62,13 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
     read_plan(folder)
     if not is_over(folder) and not at_work(hub, folder):
         wait_for_sites(hub, json.loads((folder / SITES).read_text(encoding="utf-8"))["names"], say, wait)
+    waiting = Waiting(folder)
     for _ in range(STARTS):
         if is_over(folder):
             return Result(folder)
         run_id = at_work(hub, folder) or submit(hub, folder)
-        say(f"Flower's run {run_id} works on {folder}")
-        watch(hub, folder, run_id)
+        say(f"the hub works on {folder}; weft watch {folder} shows it (Flower's run {run_id})")
+        watch(hub, folder, run_id, waiting, say)
         if not is_over(folder):
             if (folder / TROUBLE).exists():
                 raise Problem((folder / TROUBLE).read_text(encoding="utf-8").strip())
@@ -91,33 +92,24 @@ def at_work(hub: Hub, folder: Path) -> str:
     return ""
 
 
-def watch(hub: Hub, folder: Path, run_id: str) -> None:
-    """Until Flower says that this run is over, in whatever way.
+def watch(hub: Hub, folder: Path, run_id: str, waiting: Waiting, say: Say) -> None:
+    """Until Flower says that this run is over, in whatever way; says meanwhile which sites have no task yet.
 
     To ask Flower costs seconds of a processor. While the server app holds the run's lock it is alive, and need not be
-    asked for; the lock is looked at only once the app has it, or it could not be taken.
+    asked for.
     """
-    journal = folder / "journal.jsonl"
-    before, asked = journal.stat().st_size, time.monotonic()
+    asked = time.monotonic()
     while not (folder / "summary.json").exists():
         time.sleep(LOOK)
-        if journal.stat().st_size > before and is_held(folder):
+        for line in waiting.new():
+            say(line)
+        if is_taken(folder / ".lock"):
             continue
         if time.monotonic() - asked >= ASK:
             with contextlib.suppress(Problem):  # the SuperLink may be on its way up again
                 if status_of(hub, run_id).startswith(OVER):
                     return
             asked = time.monotonic()
-
-
-def is_held(folder: Path) -> bool:
-    lock = filelock.FileLock(folder / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        return True
-    lock.release()
-    return False
 
 
 def status_of(hub: Hub, run_id: str) -> str:

@@ -21,13 +21,14 @@ from typing import Any
 import filelock
 
 from weft.errors import Problem
+from weft.locks import is_taken
 from weft.record import write_text
 
 LIVED = 30.0  # seconds after which a process had started well
 LONGEST_PAUSE = 10.0
 GRACE = 8.0  # seconds between asking a process to end and killing it
 POLL = 0.2
-FILE = "processes.json"
+FILE, LOCK = "processes.json", ".lock"
 
 Say = Callable[[str], None]
 
@@ -124,7 +125,7 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 @contextlib.contextmanager
 def hold(folder: Path) -> Any:
     """One supervisor for a folder; the lock dies with it."""
-    lock = filelock.FileLock(folder / ".lock")
+    lock = filelock.FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
@@ -137,11 +138,8 @@ def hold(folder: Path) -> Any:
 
 def running(folder: Path) -> dict[str, Any] | None:
     """What the supervisor of a folder says of its processes; None if there is none."""
-    try:
-        with hold(folder):
-            return None
-    except Problem:
-        pass
+    if not is_taken(folder / LOCK):
+        return None
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return found

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.errors import Problem
+from weft.locks import is_held
 from weft.metrics import Matrix
 from weft.record import Measured, accuracy_matrices, check_layout, load_summary, read_measures, read_rows
 from weft.report.states import Attention, Density, Layer, StateReader
@@ -231,17 +231,6 @@ def read_journal(folder: Path, notes: list[str]) -> tuple[tuple[Round, ...], tup
         except (ValueError, KeyError, TypeError, AttributeError):
             notes.append(f"a line of {folder / 'journal.jsonl'} is damaged and left out: {line[:80]!r}")
     return tuple(rounds[key] for key in sorted(rounds)), tuple(events)
-
-
-def is_held(lock: Path) -> bool | None:
-    """Does a process hold the lock? Looked up where Linux lists them: to try it would stop a run from starting."""
-    try:
-        status = lock.stat()
-        listed = Path("/proc/locks").read_text(encoding="ascii")
-    except OSError:
-        return None
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    return any(place in line.split() for line in listed.splitlines())
 
 
 def _contents(folder: Path, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[tuple[str, ...], ...]]:

@@ -101,12 +101,16 @@ class Far:
         return time.monotonic() - self._began
 
     def exchange(self, requests: Iterable[Request], deadline: float | None = None) -> Iterator[Reply]:
+        """With a deadline it may end sooner: nobody waits for an old answer of a site that is lost or has no task."""
         end = math.inf if deadline is None else self.now() + deadline
+        asked: set[str] = set()
         for request in requests:
-            self._flights = [flight for flight in self._flights if flight.request_id != request.request_id]
+            self._flights = [flight for flight in self._flights if not self._replaces(request, flight)]
             self._flights.append(Flight(request.client, request.request_id, request.wire))
+            asked.add(request.request_id)
             self._send()
-        idle = not self._flights
+        self._look()
+        idle = not self._awaited(asked, deadline)
         while self.now() <= end:
             self._look()
             self._give_up()
@@ -116,7 +120,7 @@ class Far:
                 assert flight.answered is not None
                 self._flights.remove(flight)
                 yield Reply(flight.client, flight.answered.wire, flight.answered.seconds)
-            if not self._flights and not (idle and not self.clients()):
+            if not self._awaited(asked, deadline) and not (idle and not self.clients()):
                 return
             time.sleep(POLL)
 
@@ -155,6 +159,28 @@ class Far:
 
     def _lost(self, client: int) -> bool:
         return client not in self._nodes and self.now() - self._seen[client] >= self._patience
+
+    def _awaited(self, asked: set[str], deadline: float | None) -> list[Flight]:
+        """What an exchange lasts for: all that was asked in it, and earlier requests to sites that are at work on them.
+
+        The flight of a site that is lost stays: it may be back, with an answer that still counts. Where nothing was
+        asked, everybody is at work or has no task, and a task may come.
+        """
+
+        def is_at_work(client: int) -> bool:
+            return not self._lost(client) and not (asked and client in self._waiting)
+
+        flights = self._flights
+        if deadline is None:
+            return flights
+        return [flight for flight in flights if flight.request_id in asked or is_at_work(flight.client)]
+
+    def _replaces(self, request: Request, flight: Flight) -> bool:
+        """Is a request asked in place of an earlier one? What a site works on is not taken back: its answer counts."""
+        if flight.request_id == request.request_id:
+            return True
+        at_work = bool(flight.message_id) and flight.client not in self._waiting
+        return flight.client == request.client and flight.answered is None and not at_work
 
     def _give_up(self) -> None:
         """What nobody will answer is on its way no more: the loop goes on without it."""

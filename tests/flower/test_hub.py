@@ -1,0 +1,162 @@
+"""What a hub shows and watches, without processes: its folder is real, what Flower says is not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from pathlib import Path
+
+import pytest
+from federation import free_port
+
+import weft
+from weft import cli_hub
+from weft.errors import Problem
+from weft.hub import programs, runs, supervision
+from weft.hub.hub import Hub
+from weft.hub.waiting import Waiting
+from weft.record import Record, write_text
+
+PLAN = {"clients": 2, "tasks": 2, "network": "mlp", "rounds_per_task": 2}
+
+
+@pytest.fixture
+def hub(tmp_path) -> Hub:
+    made = Hub.create(tmp_path / "hub", None, free_port())
+    write_text(made.folder / "sites.json", '["ada", "ben"]\n')
+    return made
+
+
+@pytest.fixture
+def run(tmp_path, hub) -> Path:
+    folder: Path = tmp_path / "run"
+    Record.create(folder, weft.Plan.merge(PLAN)).close()
+    hub.note(folder)
+    return folder
+
+
+def test_whoever_watches_a_run_does_not_keep_its_server_app_from_working(hub, run, monkeypatch):
+    monkeypatch.setattr(runs, "LOOK", 0.0)
+    monkeypatch.setattr(runs, "ASK", 1e9)
+    watcher = threading.Thread(target=runs.watch, args=(hub, run, "1", Waiting(run), print))
+    watcher.start()
+    try:
+        for _ in range(300):
+            with contextlib.closing(Record.open(run)) as record:
+                record.journal("resumed")
+    finally:
+        write_text(run / "summary.json", "{}\n")
+        watcher.join()
+
+
+# ---- weft hub status -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def up(hub):
+    """A supervisor holds the folder; its SuperLink has died, and real `flwr` finds nobody on its port."""
+    words = {"supervisor": 7, "processes": {"superlink": {"pid": 8, "starts": 3}}}
+    write_text(hub.folder / supervision.FILE, json.dumps(words))
+    with supervision.hold(hub.folder):
+        yield hub
+
+
+def status(hub: Hub, capsys: pytest.CaptureFixture[str], as_json: bool = False) -> str:
+    cli_hub.status_command(hub.folder, as_json)
+    return capsys.readouterr().out
+
+
+def test_status_is_shown_while_the_superlink_is_down(up, run, capsys):
+    said = status(up, capsys)
+    assert "superlink: process 8, started 3 times" in said
+    assert "which sites are there is not known" in said
+    assert "client 1: ben, not known whether it is there" in said
+    assert "rounds 0, incidents 0" in said
+
+
+def test_status_as_json_is_shown_too(up, run, capsys):
+    said = json.loads(status(up, capsys, as_json=True))
+    assert [site["there"] for site in said["sites"]] == [None, None]
+    assert said["processes"]["processes"]["superlink"]["starts"] == 3
+
+
+def test_status_shows_a_run_whose_checkpoint_is_damaged(hub, run, capsys):
+    (run / "checkpoints" / "manifest.json").write_text("{")
+    assert "the checkpoint is corrupt" in status(hub, capsys)
+
+
+def test_flower_that_says_nothing_is_one_line(hub, monkeypatch):
+    monkeypatch.setattr(programs, "PATIENCE", 0.01)
+    with pytest.raises(Problem, match="flwr supernode list said nothing"):
+        hub.online()
+
+
+# ---- a site without a task -------------------------------------------------------------------------------------------
+
+WAITS = {"client": 1, "site": "ben", "reason": "it has no task 1 yet (weft site task add)"}
+
+
+def told(run: Path, *events: tuple[str, dict[str, object]]) -> None:
+    with contextlib.closing(Record.open(run)) as record:
+        for event, facts in events:
+            record.journal(event, **facts)
+
+
+def test_a_run_that_waits_for_a_task_says_so_once(hub, run, monkeypatch):
+    """For each site and task: the server app may die meanwhile and write it again."""
+    monkeypatch.setattr(runs, "LOOK", 0.0)
+    said: list[str] = []
+    waiting = Waiting(run)
+    turns = iter([("waiting", WAITS), ("waiting", WAITS), ("answer", {"client": 0}), ("waiting", WAITS)])
+
+    def is_taken(_: Path) -> bool:
+        for event in turns:
+            told(run, event)
+            return True
+        write_text(run / "summary.json", "{}\n")
+        return True
+
+    monkeypatch.setattr(runs, "is_taken", is_taken)
+    runs.watch(hub, run, "1", waiting, said.append)
+    assert said == ["waiting for ben: it has no task 1 yet (weft site task add)"]
+    told(run, ("answer", {"client": 1}), ("waiting", {**WAITS, "reason": "it has no task 2 yet"}))
+    assert waiting.new() == ["waiting for ben: it has no task 2 yet"]
+
+
+def test_whoever_looks_later_hears_of_what_is_waited_for_now(run):
+    told(run, ("waiting", {**WAITS, "client": 0, "site": "ada"}), ("answer", {"client": 0}), ("waiting", WAITS))
+    assert Waiting(run).new() == ["waiting for ben: it has no task 1 yet (weft site task add)"]
+    told(run, ("left", {"client": 1, "site": "ben"}))
+    assert Waiting(run).new() == []
+
+
+def test_progress_is_told_task_by_task(run):
+    waiting = Waiting(run)
+    told(run, ("tested", {"client": 0, "step": 0, "accuracy": [0.5]}))
+    assert waiting.new() == ["task 0: learned by 1 site"]
+    told(run, ("tested", {"client": 1, "step": 0, "accuracy": [0.5]}))
+    assert waiting.new() == ["task 0: learned by 2 sites"]
+    assert waiting.new() == []
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(run):
+    waiting, line = Waiting(run), json.dumps({"event": "waiting", **WAITS}) + "\n"
+    for part in (line[:9], line[9:]):
+        assert waiting.now() == []
+        with (run / "journal.jsonl").open("a") as file:
+            file.write(part)
+    assert len(waiting.now()) == 1
+
+
+def test_a_sites_words_do_nothing_to_a_terminal(run):
+    told(run, ("waiting", {**WAITS, "reason": "\x1b]0;title\x07\r"}))
+    assert Waiting(run).now() == ["ben:  ]0;title  "]
+
+
+def test_status_names_who_is_waited_for(hub, run, capsys):
+    assert "waiting for" not in status(hub, capsys)
+    told(run, ("waiting", WAITS))
+    assert "waiting for ben: it has no task 1 yet" in status(hub, capsys)
+    write_text(run / "summary.json", "{}\n")
+    assert "waiting for" not in status(hub, capsys)
