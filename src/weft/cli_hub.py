@@ -91,9 +91,7 @@ def invite_command(
     hub.invite(name, path)
     if hub.is_up():
         hub.register()  # else it is done when the hub starts
-    say(
-        f"{path}: at the site, weft site join {path.name}; it holds the key of {name}: remove it there once it has joined"
-    )
+    say(f"{path}: at the site, weft site join {path.name}; it holds the site's key: remove it once the site has joined")
 
 
 @app.command("remove")

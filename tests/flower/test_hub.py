@@ -72,7 +72,7 @@ def test_status_is_shown_while_the_superlink_is_down(up, run, capsys):
     assert "superlink: process 8, started 3 times" in said
     assert "which sites are there is not known" in said
     assert "client 1: ben, not known whether it is there" in said
-    assert "rounds 0, incidents 0" in said
+    assert "under way, 0 rounds done, no incidents" in said
 
 
 def test_status_as_json_is_shown_too(up, run, capsys):
