@@ -128,6 +128,9 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         return
     left = "; it has left" if site.has_left else ""
     say(f"{site.name} of {site.hub} is {'up' if found['processes'] else 'down'}{left}")
+    for name, words in (found["processes"]["processes"] if found["processes"] else {}).items():
+        if words["starts"] > 1:  # another site with the same key, a hub that is away: Flower's log says it
+            say(f"  {name} was started {words['starts']} times; {site.folder / 'logs' / name}.log says why it ended")
     say(f"  gives of its A's: {found['share']} (weft site share)")
     for place, task in enumerate(found["tasks"]):
         say(f"  task {place}: {task['name']} ({task['folder']})")

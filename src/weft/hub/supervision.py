@@ -81,7 +81,8 @@ class Supervisor:
                 lived = time.monotonic() - kept.began
                 kept.pause = 0.0 if lived > LIVED else min(LONGEST_PAUSE, 2 * kept.pause + 1)
                 kept.due = time.monotonic() + kept.pause
-                self._say(f"{name} ended with {kept.process.returncode} after {lived:.0f} s; started again")
+                log = self._folder / "logs" / f"{name}.log"
+                self._say(f"{name} ended with {kept.process.returncode} after {lived:.0f} s; started again ({log})")
                 kept.process, changed = None, True
             if kept.process is None and time.monotonic() >= kept.due:
                 self._start(name, kept)
