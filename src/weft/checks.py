@@ -1,4 +1,4 @@
-"""What an answer must be before anything of it is used.
+"""What an answer must be before anything of it is used; and, at the other end, a request.
 
 `decode` has settled that the bytes are one well-formed message: version, checksum, sizes, indices in range and sorted,
 finite values. Here is what only the server can know: that it asked for this, that nobody has answered it yet, and that
@@ -117,6 +117,31 @@ def forms_of(method: Method, layout: Layout) -> dict[str, Form] | None:
 
 
 _HALVES = ("contribute", "expected")
+
+
+# ---- a request, at the client ----------------------------------------------------------------------------------------
+
+OPS = ("begin", "receive", "train", "send", "finish", "give", "test")
+_SENT_AS = {"global": "base", "foreign": "adaptive"}  # what a client is sent was sent by clients under this name
+
+
+def request_fault(request: Message, client: int, method: Method, layout: Layout) -> str:
+    """What is wrong with a request, before anything is allocated by what it claims; nothing if nothing is."""
+    if (request.sender, request.receiver) != ("server", f"client-{client}"):
+        return f"it says that it goes from {show(request.sender)} to {show(request.receiver)}"
+    if strange := [op for op in request.ops if op not in OPS or request.ops.count(op) > 1]:
+        return f"it asks for {show(strange[0])}, which is unknown or named twice"
+    forms = forms_of(method, layout) or {}
+    for name, tensor in request.tensors.items():
+        kind = name.partition("/")[0]
+        form = forms.get(_SENT_AS.get(kind, name))
+        count = size(tensor)
+        if isinstance(tensor, Rows) and tensor.segments != layout.segments:
+            return f"tensor {name!r} has other rows than the network"
+        if count > layout.body or (form is not None and count != form.size):
+            wanted = f"at most {layout.body:,}" if form is None else f"{form.size:,}"
+            return f"tensor {name!r} has {count:,} values, for this network it has {wanted}"
+    return ""
 
 
 # ---- the numbers that anything reads, now or from the journal; those of other names stand there and are not read -----
