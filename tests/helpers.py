@@ -121,7 +121,7 @@ class Run:
         self.layout = network.layout
         self.ledger = Ledger(self.layout.body)
         initial = initial_body(network, self.plan.seed)
-        self.inspector = Inspector.of(self.method, self.layout, initial, self.plan.norm_bound)
+        self.inspector = Inspector.of(self.method, self.layout, initial, self.plan)
         self.method.open_server(self.server, initial, self.layout, self.plan)
 
     @property

@@ -24,9 +24,15 @@ pytest_plugins = ["cli_helpers"]
 
 UNEVEN = {"clock__spread": 4.0, "clock__jitter": 0.3}
 FAULTS = {"faults__drop": 0.15, "faults__crash": 0.1, "faults__corrupt": 0.1, "faults__delay": 0.1, "deadline": 4.0}
+UNRELIABLE = {  # so many crash or are late that a task is offered several times before anybody answers
+    **{"async": "tasks", "clients": 4, "tasks": 3, "rounds_per_task": 4, "method__kb_size": 1, "deadline": 1.5},
+    **{"faults__crash": 0.25, "faults__delay": 0.35, "faults__drop": 0.1},
+    **{"network__hidden": 4, "network__features": 4, "scenario__train": 10, "scenario__test": 10},
+}
 MODES = {
     "tasks": {"async": "tasks", "tasks": 3, "rounds_per_task": 4},
     "tasks, some chosen": {"async": "tasks", "tasks": 3, "rounds_per_task": 4, "clients_per_round": 2},
+    "tasks, faults": {"seed": 2, **UNRELIABLE},
     "arrival": {"async": "arrival", "tasks": 3, **UNEVEN},
     "arrival, coming and going": {"async": "arrival", "clock__late": 3.0, "clock__stay": 3.0, "clock__away": 2.0},
     "arrival, faults": {"async": "arrival", **UNEVEN, **FAULTS},
@@ -105,6 +111,17 @@ def test_killed(name, tmp_path, command):
         words = ["resume", folder]
     assert command("resume", folder, "--workers", "1").code == 0
     assert_same_result(folder, whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_a_client_has_all_that_it_is_told_to_use(seed):
+    finished = run(seed=seed, **UNRELIABLE)
+    assert finished.incidents
+    for client, state in finished.clients.items():
+        used = {f"foreign/{key}" for step in range(3) for key in state.numbers[f"foreign/{step}"]}
+        held = {f"foreign/{key}" for key in finished.server.numbers["held"].get(str(client), [])}
+        assert used | held <= set(state.archive)
 
 
 # ---- own task clocks -------------------------------------------------------------------------------------------------

@@ -164,6 +164,15 @@ WRONG = {
     "too many tasks": (changed("number/accuracy", [1.0] * 99), "accuracy"),
     "negative bytes": (changed("number/size", {"bytes": -1, "paper_bytes": 1}), "size"),
     "negative work": (changed("number/images", -5), "images"),
+    "markup": (changed("number/valid_accuracy", "<b>x"), "valid_accuracy cannot be"),
+    "no accuracy": (changed("number/valid_accuracy", None), "valid_accuracy cannot be"),
+    "more than all are right": (changed("number/valid_accuracy", 1.01), "valid_accuracy cannot be"),
+    "a loss in words": (changed("number/valid_loss", "high"), "valid_loss cannot be"),
+    "losses": (changed("number/train_loss", [0.5]), "train_loss cannot be"),
+    "a true loss": (changed("number/train_loss", True), "train_loss cannot be"),
+    "a negative rate": (changed("number/rate", -0.1), "rate cannot be"),
+    "density in words": (changed("number/density", ["thin"]), "density cannot be"),
+    "metrics that nobody wants": (changed("number/metrics", [{"recall": [1.0]}]), "metrics was not asked for"),
 }
 
 
@@ -190,6 +199,50 @@ def test_nothing_is_taken_that_was_not_asked_for(right):
         "tensor 'adaptive' was not asked for"
     )
     assert "nobody asked" in inspector.fault(reply, visit._replace(ops=("train", "finish", "test")))
+
+
+def test_numbers_belong_to_what_was_asked(right):
+    inspector, reply, visit = right
+    bare = dataclasses.replace(reply, tensors={})
+    assert "examples was not asked for" in inspector.fault(bare, visit._replace(ops=("finish", "test")))
+    assert "task_valid_accuracy was not asked for" in inspector.fault(bare, visit._replace(ops=("train", "test")))
+    assert "accuracy was not asked for" in inspector.fault(bare, visit._replace(ops=("train", "finish")))
+
+
+def test_a_client_near_divergence_is_heard(right):
+    """Its losses are huge and finite; those that are not finite cannot be sent, and the client says that it failed."""
+    inspector, reply, visit = right
+    assert inspector.fault(changed("number/valid_loss", 1e300)(reply), visit) == ""
+    assert inspector.fault(changed("number/train_loss", -3)(reply), visit) == ""  # somebody's own loss
+    with pytest.raises(Problem, match="only finite numbers"):
+        encode(changed("number/train_loss", float("nan"))(reply))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        (None, "metrics is missing"),
+        ([], "cannot be"),
+        ([{}], "metrics are not balanced, recall"),
+        ([{"balanced": [1.0]}], "metrics are not balanced, recall"),
+        ([{"balanced": [1.0], "recall": [1.0, None], "auroc": [1.0]}], "metrics are not balanced, recall"),
+        ([{"balanced": [1.0], "recall": []}], "cannot be"),
+        ([{"balanced": [1.0], "recall": ["x", 1.0]}], "cannot be"),
+        ([{"balanced": [1.0, 1.0, 1.0], "recall": [1.0, 1.0]}], "cannot be"),
+        ([{"balanced": 1.0, "recall": [1.0]}], "cannot be"),
+        ([{"balanced": [1.0], "recall": [1.0, None]}], ""),
+    ],
+)
+def test_metrics_are_those_of_the_plan(metrics, said):
+    finished = run(tasks=1, rounds_per_task=1, metrics="recall,balanced")
+    reply, visit = finished.replies[0], asked(*finished.requests[0].ops, client=0)
+    assert finished.inspector.fault(reply, visit) == ""
+    numbers = {name: value for name, value in reply.numbers.items() if name != "metrics"}
+    if metrics is not None:
+        numbers["metrics"] = metrics
+    found = finished.inspector.fault(dataclasses.replace(reply, numbers=numbers), visit)
+    assert said in found
+    assert bool(said) == bool(found)
 
 
 class Replayer(Run):

@@ -53,6 +53,40 @@ def test_the_sample_is_drawn_for_each_client_and_task():
     assert method._sample(keys, 0, 5, 0) == list(drawn[0])
 
 
+def test_what_is_offered_stays_until_somebody_has_answered():
+    """With clocks of their own kb grows between two requests of one task; a late answer may be to either."""
+    method, plan = methods.load("fedweit", {"kb_size": 1}), tiny(**{"async": "tasks"})
+    server = State(numbers={"held": {}})
+    server.archive["1.0"] = Sparse.of(vector(1, 0))
+    offers = []
+    for more in ("2.0", "3.0", "4.0", "5.0", "6.0"):
+        sent, numbers = method.brief(server, 0, 1, True, plan)
+        offers.append(numbers["foreign"])
+        assert set(sent) == {f"foreign/{key}" for key in numbers["foreign"]}  # whole, as nobody has answered
+        server.archive[more] = Sparse.of(vector(0, 1))
+        server.numbers = json.loads(json.dumps(server.numbers))  # as a checkpoint gives it back
+    assert offers == [["1.0"]] * 5
+    method.confirm(server, 0)
+    method.confirm(server, 0)  # the second of two late answers says nothing new
+    assert server.numbers["held"] == {"0": ["1.0"]}
+    assert len(kb := method.brief(server, 0, 2, True, plan)[1]["foreign"]) == 1
+    assert method.brief(server, 0, 3, True, plan)[1]["foreign"] == method._sample(
+        sorted(server.archive), 0, 3, plan.seed, False
+    )  # another task is another offer, though nobody has answered
+    assert kb == method._sample(sorted(server.archive), 0, 2, plan.seed, False)
+
+
+def test_what_is_offered_by_somebody_who_left_is_taken_back():
+    method, plan = methods.load("fedweit", {"kb_size": "all"}), tiny(**{"async": "tasks"})
+    server = State(numbers={"held": {}})
+    for key in ("1.0", "2.0"):
+        server.archive[key] = Sparse.of(vector(1, 0))
+    assert method.brief(server, 0, 1, True, plan)[1]["foreign"] == ["1.0", "2.0"]
+    method.part(server, 1)
+    sent, numbers = method.brief(server, 0, 1, True, plan)
+    assert (set(sent), numbers["foreign"]) == ({"foreign/2.0"}, ["2.0"])
+
+
 @pytest.mark.parametrize("backwards", [True, False])
 def test_no_own_and_no_future_task_in_a_run(backwards):
     finished = Run(tiny(method="fedweit", method__kb_size="all", tasks=3), backwards=backwards).go()

@@ -28,7 +28,7 @@ from weft.report import page as page_module
 from weft.report.facts import group, label
 from weft.report.figures import when
 from weft.report.helping import CAVEATS, helps
-from weft.report.reading import read_runs
+from weft.report.reading import read_journal, read_runs
 from weft.report.terminal import more_about
 from weft.state import State
 
@@ -401,6 +401,32 @@ def test_what_is_damaged_is_said(finished, tmp_path):
     assert "2 things could not be read" in text
     assert "density and attention are left out" in text
     assert "No task here has used another client" in text
+
+
+@pytest.mark.parametrize("name", ["valid_accuracy", "valid_loss", "train_loss", "round"])
+@pytest.mark.parametrize("value", ['"high"', "[0.5]", "NaN", "1e999", "{}"])
+def test_an_answer_of_another_kind_is_said_and_left_out(finished, tmp_path, name, value):
+    shutil.copy(finished / "journal.jsonl", tmp_path)
+    notes: list[str] = []
+    whole = read_journal(tmp_path, notes)
+    assert not notes
+    answer = '{"at": 2e9, "event": "answer", "client": 0, "step": 0, "round": 77, "images": 5, "%s": %s}\n'
+    with (tmp_path / "journal.jsonl").open("a") as file:
+        file.write(answer % (name, value))
+    assert read_journal(tmp_path, notes) == whole
+    assert len(notes) == 1
+    assert "is damaged and left out" in notes[0]
+
+
+def test_answers_of_another_kind_do_no_harm(finished, tmp_path, command):
+    folder = copy(finished, tmp_path / "run")
+    journal = folder / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    place = next(place for place, line in enumerate(lines) if '"valid_accuracy"' in line)
+    lines[place] = json.dumps({**json.loads(lines[place]), "valid_accuracy": "high", "valid_loss": "<b>"})
+    journal.write_text("\n".join(lines) + "\n")
+    assert "1 thing could not be read" in page_of(folder)
+    assert command("show", folder, cwd=tmp_path).code == 0
 
 
 @pytest.mark.parametrize("name", ["accuracy.csv", "ledger.csv"])

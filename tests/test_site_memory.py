@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from weft import scenarios
@@ -17,6 +18,7 @@ from weft.errors import Problem
 from weft.message import Message, decode, encode
 from weft.plan import Plan
 from weft.scenarios import sites
+from weft.tensors import LARGEST, Sparse
 
 TINY = {
     "clients": 2,
@@ -66,6 +68,16 @@ def test_a_failure_is_a_reply_and_leaves_no_trace(tmp_path):
     assert failed.request_id == "0.0.1"
     good = request(0, "begin", "train", "send")
     assert Memory(tmp_path / "one", plan(), 1).answer(good) == Memory(tmp_path / "two", plan(), 1).answer(good)
+
+
+def test_a_request_that_claims_gigabytes_is_a_failure_and_leaves_no_trace(tmp_path):
+    Memory(tmp_path, plan(), 1).answer(request(0, "begin", "train"))
+    before = files(tmp_path)
+    huge = Sparse(LARGEST, torch.zeros(0, dtype=torch.int32), torch.zeros(0))
+    words = ("server", "client-1", "0.1.1", ("receive",), 0, 1)
+    for wire in (encode(Message(*words, {"global": huge})), request(1, "train", step=-1)):
+        assert "BadMessage" in decode(Memory(tmp_path, plan(), 1).answer(wire)).error
+    assert files(tmp_path) == before
 
 
 def test_a_message_for_somebody_else_is_refused(tmp_path):

@@ -1,4 +1,4 @@
-"""What an answer must be before anything of it is used.
+"""What an answer must be before anything of it is used; and, at the other end, a request.
 
 `decode` has settled that the bytes are one well-formed message: version, checksum, sizes, indices in range and sorted,
 finite values. Here is what only the server can know: that it asked for this, that nobody has answered it yet, and that
@@ -7,18 +7,23 @@ the tensors are those of the method and of the network. Whoever fails is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from weft.headers import show
 from weft.message import BadMessage, Message, decode
 from weft.methods.base import Form, Method
+from weft.named import short
 from weft.networks.flat import Layout
 from weft.schedule import Visit
 from weft.tensors import Payload, Rows, Sparse, size
+
+if TYPE_CHECKING:
+    from weft.plan import Plan
 
 EXAMPLES = 10**9  # more images than any client has
 
@@ -39,10 +44,12 @@ class Inspector:
     layout: Layout
     forms: dict[str, Form] | None  # None: the method does not say
     largest_norm: float
+    metrics: frozenset[str]  # the names of what is measured beside accuracy
 
     @staticmethod
-    def of(method: Method, layout: Layout, initial: torch.Tensor, norm_bound: float) -> Inspector:
-        return Inspector(layout, forms_of(method, layout), norm_bound * float(initial.norm()))
+    def of(method: Method, layout: Layout, initial: torch.Tensor, plan: Plan) -> Inspector:
+        metrics = frozenset(map(short, plan.metrics.split(","))) if plan.metrics is not None else frozenset()
+        return Inspector(layout, forms_of(method, layout), plan.norm_bound * float(initial.norm()), metrics)
 
     @property
     def merged(self) -> set[str] | None:
@@ -69,7 +76,7 @@ class Inspector:
             return f"it says that it goes from {show(reply.sender)} to {show(reply.receiver)}"
         if (reply.step, reply.round) != (visit.step, visit.round) or reply.ops:
             return f"it is about task {reply.step}, round {reply.round}, and not what was asked"
-        return self._tensors_fault(reply.tensors, visit) or numbers_fault(reply.numbers, visit)
+        return self._tensors_fault(reply.tensors, visit) or numbers_fault(reply.numbers, visit, self.metrics)
 
     def _tensors_fault(self, tensors: Mapping[str, Payload], visit: Visit) -> str:
         merged = self.merged or set()
@@ -112,21 +119,55 @@ def forms_of(method: Method, layout: Layout) -> dict[str, Form] | None:
 _HALVES = ("contribute", "expected")
 
 
-# ---- the numbers that are used; others go to the journal and nowhere else --------------------------------------------
+# ---- a request, at the client ----------------------------------------------------------------------------------------
+
+OPS = ("begin", "receive", "train", "send", "finish", "give", "test")
+_SENT_AS = {"global": "base", "foreign": "adaptive"}  # what a client is sent was sent by clients under this name
 
 
-def numbers_fault(numbers: Mapping[str, Any], visit: Visit) -> str:
-    for name, is_right in _NUMBERS.items():
-        if name in numbers and not is_right(numbers[name], visit):
-            return f"its {name} cannot be {show(numbers[name])}"
-    for op, name in (("train", "examples"), ("test", "accuracy"), ("finish", "size")):
-        if op in visit.ops and name not in numbers:
-            return f"its {name} is missing"
+def request_fault(request: Message, client: int, method: Method, layout: Layout) -> str:
+    """What is wrong with a request, before anything is allocated by what it claims; nothing if nothing is."""
+    if (request.sender, request.receiver) != ("server", f"client-{client}"):
+        return f"it says that it goes from {show(request.sender)} to {show(request.receiver)}"
+    if strange := [op for op in request.ops if op not in OPS or request.ops.count(op) > 1]:
+        return f"it asks for {show(strange[0])}, which is unknown or named twice"
+    forms = forms_of(method, layout) or {}
+    for name, tensor in request.tensors.items():
+        kind = name.partition("/")[0]
+        form = forms.get(_SENT_AS.get(kind, name))
+        count = size(tensor)
+        if isinstance(tensor, Rows) and tensor.segments != layout.segments:
+            return f"tensor {name!r} has other rows than the network"
+        if count > layout.body or (form is not None and count != form.size):
+            wanted = f"at most {layout.body:,}" if form is None else f"{form.size:,}"
+            return f"tensor {name!r} has {count:,} values, for this network it has {wanted}"
     return ""
 
 
+# ---- the numbers that anything reads, now or from the journal; those of other names stand there and are not read -----
+
+
+def numbers_fault(numbers: Mapping[str, Any], visit: Visit, metrics: Collection[str]) -> str:
+    """`metrics`: the names of what the plan has measured beside accuracy."""
+    for name, number in _NUMBERS.items():
+        asked = number.op in visit.ops and (name != "metrics" or bool(metrics))
+        if name in numbers and not asked:
+            return f"its {name} was not asked for"
+        if name in numbers and not number.is_right(numbers[name], visit.step + 1):
+            return f"its {name} cannot be {show(numbers[name])}"
+        if asked and name not in numbers and number.always:
+            return f"its {name} is missing"
+    if any(task.keys() != set(metrics) for task in numbers.get("metrics", [])):
+        return f"its metrics are not {', '.join(sorted(metrics))}"
+    return ""
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
+
+
 def _is_share(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
+    return _is_number(value) and 0 <= value <= 1
 
 
 def _is_count(value: Any, least: int = 0, most: int = 2**53) -> bool:
@@ -138,26 +179,46 @@ def _are_shares(value: Any, most: int) -> bool:
 
 
 def _are_metrics(value: Any, tasks: int) -> bool:
-    """For each task some named lists of numbers; a number may be missing."""
+    """For each task some named lists of numbers: one, or one for each class; a number may be missing."""
     if not isinstance(value, list) or len(value) != tasks or not all(isinstance(each, dict) for each in value):
         return False
-    lists = [values for each in value for values in each.values()]
-    return all(isinstance(values, list) and all(map(_is_number_or_none, values)) for values in lists)
+    for task in value:
+        lists = list(task.values())
+        if not all(isinstance(one, list) and one and all(map(_is_number_or_none, one)) for one in lists):
+            return False
+        if len({len(one) for one in lists} - {1}) > 1:  # a task has one number of classes
+            return False
+    return True
 
 
 def _is_number_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    return value is None or _is_number(value)
 
 
-_NUMBERS: dict[str, Callable[[Any, Visit], bool]] = {
-    "examples": lambda value, _: _is_count(value, 1, EXAMPLES),
-    "images": lambda value, _: _is_count(value),
-    "stopped": lambda value, _: type(value) is bool,
-    "task_valid_accuracy": lambda value, _: value is None or _is_share(value),
-    "accuracy": lambda value, visit: _are_shares(value, visit.step + 1) and len(value) == visit.step + 1,
-    "metrics": lambda value, visit: _are_metrics(value, visit.step + 1),
-    "density": lambda value, visit: _are_shares(value, visit.step + 1),
-    "size": lambda value, _: (
-        isinstance(value, dict) and value.keys() == {"bytes", "paper_bytes"} and all(map(_is_count, value.values()))
-    ),
+def _is_size(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"bytes", "paper_bytes"} and all(map(_is_count, value.values()))
+
+
+class _Number(NamedTuple):
+    """What a number of an answer has to be."""
+
+    op: str  # what it tells of
+    is_right: Callable[[Any, int], bool]  # of its value and how many tasks there are by now
+    always: bool = False
+
+
+# a client whose training diverged says that it failed, and sends no number: there is no NaN among them
+_NUMBERS = {
+    "examples": _Number("train", lambda value, _: _is_count(value, 1, EXAMPLES), always=True),
+    "images": _Number("train", lambda value, _: _is_count(value)),
+    "rate": _Number("train", lambda value, _: _is_number(value) and value >= 0),
+    "stopped": _Number("train", lambda value, _: type(value) is bool),
+    "train_loss": _Number("train", lambda value, _: _is_number(value)),
+    "valid_loss": _Number("train", lambda value, _: _is_number(value)),
+    "valid_accuracy": _Number("train", lambda value, _: _is_share(value)),
+    "task_valid_accuracy": _Number("finish", lambda value, _: value is None or _is_share(value)),
+    "density": _Number("finish", _are_shares),
+    "size": _Number("finish", lambda value, _: _is_size(value), always=True),
+    "accuracy": _Number("test", lambda value, tasks: _are_shares(value, tasks) and len(value) == tasks, always=True),
+    "metrics": _Number("test", _are_metrics, always=True),
 }

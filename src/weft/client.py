@@ -25,8 +25,9 @@ import torch
 
 from weft import methods, networks, scenarios, scores
 from weft.batches import Batches
+from weft.checks import request_fault
 from weft.errors import Problem
-from weft.message import Message, decode, encode
+from weft.message import BadMessage, Message, decode, encode
 from weft.methods.base import Lesson, Method
 from weft.optimizers import forget_optimizer
 from weft.plan import Plan
@@ -105,13 +106,24 @@ def answer(world: World, client: int, state: State, wire: bytes) -> bytes:
     request = decode(wire)
     if state.reply and state.numbers["answered"] == request.request_id:
         return state.reply
-    tensors, numbers = _act(world, state, request, world.learning(client, request.step))
+    tensors, numbers = _act(world, state, request, _lesson(world, client, request))
     reply = Message(
         request.receiver, request.sender, request.request_id, (), request.step, request.round, tensors, numbers
     )
     state.numbers["answered"] = request.request_id
     state.reply = encode(reply, world.plan.wire)
     return state.reply
+
+
+def _lesson(world: World, client: int, request: Message) -> Lesson:
+    """What is to be learned, if the request is one that a server would send: nothing was changed by it yet."""
+    tasks = len(world.scenario.sequences[client])
+    if not 0 <= request.step < tasks:
+        raise BadMessage(f"message refused: it is about task {request.step}, of {tasks}")
+    lesson = world.learning(client, request.step)
+    if fault := request_fault(request, client, world.method, lesson.layout):
+        raise BadMessage(f"message refused: {fault}")
+    return lesson
 
 
 def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[dict[str, Payload], dict[str, Any]]:

@@ -89,7 +89,7 @@ class Session:
         self._measures: dict[tuple[int, int], list[dict[str, list[float | None]]]] = {}  # by client and step, as said
         self._measured: list[tuple[int, int, int, str, str, float | None]] = []
         schedule = Schedule(plan, world.scenario, world.method)
-        inspector = Inspector.of(world.method, network.layout, initial_body(network, plan.seed), plan.norm_bound)
+        inspector = Inspector.of(world.method, network.layout, initial_body(network, plan.seed), plan)
         self.federation = Federation(
             plan, schedule, world.method, self._engine, server, inspector, ledger, self.progress, listener=self
         )

@@ -141,14 +141,25 @@ class FedWeIT(APD):
             return sent, {}
         if not self._shares_adaptive:
             return sent, {"foreign": []}
-        in_step = plan.asynchronous == "none"  # else a client gets what is there by then, of any task
-        chosen = self._sample(sorted(server.archive), client, step, plan.seed, in_step)
+        chosen = self._offer(server, client, step, plan)
         held = set(server.numbers["held"].get(str(client), []))
-        server.numbers.setdefault("offered", {})[str(client)] = chosen  # held once the client has answered
         return sent | {f"foreign/{key}": server.archive[key] for key in chosen if key not in held}, {"foreign": chosen}
 
+    def _offer(self, server: State, client: int, step: int, plan: Plan) -> list[str]:
+        """kb^(t), drawn once for a client and task and sent until the client has answered.
+
+        Drawn anew for each request, a late answer to the first would confirm what only the second brought.
+        """
+        offered = server.numbers.setdefault("offered", {})  # held once the client has answered
+        if str(client) not in offered or offered[str(client)]["step"] != step:
+            in_step = plan.asynchronous == "none"  # else a client gets what is there by then, of any task
+            keys = self._sample(sorted(server.archive), client, step, plan.seed, in_step)
+            offered[str(client)] = {"step": step, "keys": keys}
+        return list(offered[str(client)]["keys"])
+
     def confirm(self, server: State, client: int) -> None:
-        held = {*server.numbers["held"].get(str(client), []), *server.numbers.get("offered", {}).pop(str(client), [])}
+        arrived = server.numbers.get("offered", {}).pop(str(client), {"keys": []})
+        held = {*server.numbers["held"].get(str(client), []), *arrived["keys"]}
         server.numbers["held"][str(client)] = sorted(held)
 
     def _sample(self, stored: list[str], client: int, step: int, seed: int, in_step: bool = True) -> list[str]:
@@ -203,10 +214,13 @@ class FedWeIT(APD):
             server.archive[f"{client}.{step}"] = adaptive
 
     def part(self, server: State, client: int) -> None:
-        for key in [key for key in server.archive if key.split(".")[0] == str(client)]:
+        gone = {key for key in server.archive if key.split(".")[0] == str(client)}
+        for key in gone:
             del server.archive[key]
         for table in ("held", "offered"):
             server.numbers.get(table, {}).pop(str(client), None)
+        for offer in server.numbers.get("offered", {}).values():
+            offer["keys"] = [key for key in offer["keys"] if key not in gone]
 
     # ---- client half -------------------------------------------------------------------------------------------------
 

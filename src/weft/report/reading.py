@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -226,11 +227,18 @@ def read_journal(folder: Path, notes: list[str]) -> tuple[tuple[Round, ...], tup
                 rounds = {key: value for key, value in rounds.items() if key[2] != client or key[:2] < (step, place)}
                 repeating.discard(client)
             if "images" in facts:  # a round of training, not a test alone
-                measured = (facts.get(key) for key in ("valid_accuracy", "valid_loss", "train_loss"))
+                measured = (_measured(facts, key) for key in ("valid_accuracy", "valid_loss", "train_loss"))
                 rounds[step, place, client] = Round(client, step, place, at, *measured)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             notes.append(f"a line of {folder / 'journal.jsonl'} is damaged and left out: {line[:80]!r}")
     return tuple(rounds[key] for key in sorted(rounds)), tuple(events)
+
+
+def _measured(facts: dict[str, Any], key: str) -> float | None:
+    value = facts.get(key)
+    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+        raise ValueError
+    return value
 
 
 def _contents(folder: Path, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[tuple[str, ...], ...]]:
