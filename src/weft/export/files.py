@@ -193,7 +193,8 @@ def _open_safetensors(path: Path, trusted: bool) -> tuple[Run, Facts]:
 
 
 def _open_pt2(path: Path, trusted: bool) -> tuple[Run, Facts]:
-    assert trusted
+    if not trusted:
+        raise Problem(f"torch opens {path} with pickle: add --trust if you know who wrote it")
     import torch
 
     files = {"weft.json": ""}
