@@ -27,7 +27,7 @@ else:
     torch = lazy("torch")
     fisher = lazy("weft.networks.fisher")
 
-FISHER_BATCH = 50
+FISHER_BATCH = 25  # as LeNet takes at once: a layer that is called twice for a batch needs a pass for each image
 
 
 class Options(base.Options):
