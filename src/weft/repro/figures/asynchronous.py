@@ -70,7 +70,7 @@ def draw(panels: Panels) -> Mapping[str, Picture]:
         one.set_title(scenario)
         one.set_xlabel("work done (%)")
     axes[0].set_ylabel("accuracy of the tasks so far (%)")
-    style.legend_below(picture, [axes], len(WAYS))
+    style.legend_below(picture, [axes], len(WAYS) if len(panels) > 1 else 1)
     return {"": picture}
 
 
