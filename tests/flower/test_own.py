@@ -73,7 +73,7 @@ def test_own_images_waiting_and_leaving(federation: Federation, images: Path) ->
 
 
 def test_a_folder_that_is_no_task(federation: Federation, tmp_path: Path) -> None:
-    said = federation.weft("site", "check", str(tmp_path))
+    said = federation.weft("site", "check", str(tmp_path), code=2)
     assert "it cannot be a task yet" in said
     words = ["site", "task", "add", "--name", "bad", "--data", str(tmp_path), "--folder", "ada"]
     assert "has no images; they lie in CLASS/image.png" in federation.weft(*words, code=2)
