@@ -37,7 +37,7 @@ class Federation:
             [*WEFT, *words], cwd=self.folder, capture_output=True, text=True, timeout=timeout, check=False
         )
         assert done.returncode == code, (words, done.stdout, done.stderr)
-        return done.stdout if code == 0 else done.stderr
+        return done.stdout if code == 0 else done.stdout + done.stderr
 
     def start(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.folder / f"{name}.log").open("ab") as log:
