@@ -35,7 +35,7 @@ class Amounts(NamedTuple):
 
 
 WHOLE = Amounts(15, 10, 4, 8, 5, [5, 20, 100, 1000], 6, 90.0, [10, 100, 1000], [10, 1000, 10_000], 10, {})
-QUICK = Amounts(3, 2, 2, 3, 2, [1000], 3, 20.0, [10, 100], [10, 1000], 5, {})
+QUICK = Amounts(3, 2, 2, 4, 2, [1000], 3, 20.0, [10, 100], [10, 1000], 5, {})
 
 Show = Callable[[str, int, int], None]  # which part, how much of it is done, out of how much
 
