@@ -42,12 +42,14 @@ def test_whoever_watches_a_run_does_not_keep_its_server_app_from_working(hub, ru
     watcher = threading.Thread(target=runs.watch, args=(hub, run, "1", Waiting(run), print))
     watcher.start()
     try:
-        for _ in range(300):
+        for _ in range(300):  # each is refused if somebody else holds the lock
             with contextlib.closing(Record.open(run)) as record:
                 record.journal("resumed")
+        assert watcher.is_alive()
     finally:
         write_text(run / "summary.json", "{}\n")
         watcher.join()
+    assert (run / "journal.jsonl").read_text().count('"resumed"') == 300
 
 
 # ---- weft hub status -------------------------------------------------------------------------------------------------
