@@ -4,9 +4,9 @@
     Eq. 2    loss(theta) + lambda_1 * |A|_1 + lambda_2 * sum over past tasks i of |dB * m_i + dA_i|^2
 
 `python examples/fedweit_in_one_file.py` learns a toy problem in seconds. Algorithm 1 is read as the library reads it by
-default: m = sigmoid(v); the rows of B with the strongest m are sent; a row of theta_G is the mean over those that sent
-it; past A and m stay put, so dA = 0; A is counted from a third of the initial weights, which everybody knows; l1 on A
-is a proximal step, and at a task's end A keeps only those values that the loss would miss most.
+default: m = sigmoid(v); rows of B are sent in turn, the same ones by everybody, and theta_G is their mean; past A and m
+stay put, so dA = 0; A is counted from a third of the initial weights, which everybody knows; l1 on A is a proximal
+step, and at a task's end A keeps only those values that the loss would miss most.
 A test holds the library to this file, value by value. Left out: the falling rate, and rounds for some of the clients.
 """
 
@@ -32,6 +32,7 @@ class Options(NamedTuple):
     epochs: int = 1  # of each round; appendix A
     batch_size: int = 100  # appendix A
     rate: float = 1e-3 / 3  # appendix A
+    adaptive_rate: float = 2.0  # how many times faster A is learned than all else
     lambda_sparsity: float = 0.2  # lambda_1; [0.1, 0.4] in appendix A
     lambda_drift: float = 100.0  # lambda_2; appendix A
     keep: float = 0.3  # the share of each layer's rows that is sent
@@ -81,7 +82,9 @@ def drift(client: Client) -> Tensor:
     return total
 
 
-def begin(client: Client, start: Weights, private: Weights, foreign: list[Weights], rate: float) -> torch.optim.Adam:
+def begin(
+    client: Client, start: Weights, private: Weights, foreign: list[Weights], options: Options
+) -> torch.optim.Adam:
     """A new task: parameters of its own, and an optimiser whose moments last as long as it does."""
     if client.learned:
         client.before = copy(client.base)  # here, since the next theta_G overwrites B
@@ -90,8 +93,9 @@ def begin(client: Client, start: Weights, private: Weights, foreign: list[Weight
     origin = {layer: value / 3 for layer, value in start.items()}
     attention = {layer: torch.full((len(foreign),), 1 / max(len(foreign), 1)) for layer in start}
     client.learned.append(Learned(score, adaptive, origin, attention, private, foreign))
-    trained = [value for part in (client.base, score, adaptive, attention, private) for value in part.values()]
-    return torch.optim.Adam([value.requires_grad_() for value in trained], lr=rate)
+    trained = [value for part in (client.base, score, attention, private) for value in part.values()]
+    groups = [(trained, options.rate), (list(adaptive.values()), options.rate * options.adaptive_rate)]
+    return torch.optim.Adam([{"params": [v.requires_grad_() for v in part], "lr": rate} for part, rate in groups])
 
 
 def minimise(client: Client, adam: torch.optim.Adam, network: Network, batches: list[Split], options: Options) -> None:
@@ -138,7 +142,7 @@ def run(
         adams = []
         for c, client in enumerate(clients):  # line 3: kb^(t) ~ kb, without the client's own
             foreign = [kb[key] for key in sample(c, step, sorted(key for key in kb if key[0] != c), options.kb_size)]
-            adams.append(begin(client, start, private(c, step), foreign, options.rate))
+            adams.append(begin(client, start, private(c, step), foreign, options))
         for round_index in range(options.rounds):  # line 4
             total, senders = ({layer: torch.zeros_like(value) for layer, value in start.items()} for _ in range(2))
             for c, client in enumerate(clients):  # line 5: all of them
@@ -148,9 +152,10 @@ def run(
                 for epoch in range(options.epochs):  # line 7
                     places = torch.split(order(c, step, round_index, epoch, len(labels)), options.batch_size)
                     minimise(client, adams[c], network, [(inputs[at], labels[at]) for at in places], options)
-                for layer, value in client.base.items():  # line 8: the rows of B with the largest m
-                    rank = client.learned[-1].mask(layer).argsort(dim=0, descending=True, stable=True).argsort(dim=0)
-                    kept = rank < math.ceil(options.keep * len(rank) - 1e-9)  # (rows, 1, ...)
+                for layer, value in client.base.items():  # line 8: the rows of B whose turn it is
+                    count = math.ceil(options.keep * len(value) - 1e-9)
+                    rank = (torch.arange(len(value)) - round_index * count) % len(value)
+                    kept = (rank < count).view(-1, *[1] * (value.dim() - 1))  # (rows, 1, ...)
                     total[layer] += value.detach() * kept
                     senders[layer] += kept
                     sent += int(kept.sum()) * value[0].numel()

@@ -130,6 +130,27 @@ def found() -> dict[str, Any]:
     return result
 
 
+PAIRED = {"seeds": [0, 1], "tasks": 2, "accuracy": {"default": [0.80, 0.79], "dense": [0.82, 0.79]}, "points_lost": 1.0}
+
+
+@pytest.mark.parametrize(("lost", "met"), [(None, [True, True]), (0.5, [True, True]), (0.6, [False, False])])
+def test_bytes_count_as_saved_only_if_the_accuracy_stays(found, lost, met):
+    ratios = found["ratios"] | {"c2s_bytes_over_dense": 0.1, "s2c_bytes_over_dense": 0.3}
+    judged = {bar["ratio"]: bar for bar in bars.judged(ratios, lost)}
+    assert [judged[name]["met"] for name in bars.BYTES] == met
+    assert [judged[name]["aim_met"] for name in bars.BYTES] == met
+    assert judged["two_workers_speedup"]["met"]
+
+
+def test_the_page_shows_what_the_bytes_saved_cost(found):
+    assert "was not asked" in report.in_markdown(found)
+    found["paired"] = PAIRED
+    page = report.in_markdown(found)
+    assert "was not asked" not in page
+    assert "| 0 | 80.0 % | 82.0 % | -2.0 |" in page
+    assert "| mean |  |  | -1.0 |" in page
+
+
 RATIOS = {
     "lenet_speedup_over_plain": 3.2,
     "fedweit_task10_over_lenet": 1.28,

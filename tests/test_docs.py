@@ -49,7 +49,7 @@ TINY_BENCH = """
 from weft import cli
 from weft.bench import whole
 tiny = {"network": "mlp", "batch_size": 10, "scenario.train": 20, "scenario.valid": 10, "scenario.test": 10}
-whole.QUICK = whole.WHOLE = whole.Amounts(2, 2, 1, 3, 1, [5, 1000], 2, 0.0, [10], [10, 20], 1, tiny)
+whole.QUICK = whole.WHOLE = whole.Amounts(2, 2, 1, 3, 1, [5, 1000], 2, 0.0, [10], [10, 20], 1, [0], tiny)
 cli.main()
 """
 OF_OWN_IMAGES = ("bring-your-own.md", "take-home.md")  # whose packs are for the test alone

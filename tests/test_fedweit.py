@@ -19,6 +19,7 @@ from torch.nn import functional
 from weft import methods
 from weft.message import Message
 from weft.methods.fedweit import Options
+from weft.methods.formulas import rows_in_turn
 from weft.state import State
 from weft.tensors import Rows, Sparse, dense, same
 
@@ -80,8 +81,9 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("mask_spread", 0.5, {}),
     ("mask_trained", False, {}),
     ("send", "product", {}),
-    ("divide", "clients", {}),
-    ("divide", "anchored", {}),
+    ("rows", "strongest", {}),
+    ("divide", "clients", {"rows": "strongest"}),  # in turn all clients send the same rows
+    ("divide", "anchored", {"rows": "strongest"}),
     ("adaptive_origin", "zero", {}),
     ("adaptive_rank", "size", {}),
     ("mask_rate", 30.0, {}),
@@ -193,7 +195,7 @@ def test_keep_is_the_share_of_rows_that_is_sent():
 
 def test_the_rows_sent_are_those_of_the_strongest_mask_and_of_b_itself():
     for send in ("base", "product"):
-        finished = fresh(method="fedweit", method__send=send)
+        finished = fresh(method="fedweit", method__send=send, method__rows="strongest")
         state, layout = finished.clients[0], finished.layout
         part = finished.parts("c2s")[0, 1, 1, "base"]
         mask = state.tensor("mask").sigmoid()
@@ -203,6 +205,15 @@ def test_the_rows_sent_are_those_of_the_strongest_mask_and_of_b_itself():
         base = state.tensor("base")
         factor = spread(layout, mask) if send == "product" else 1.0
         torch.testing.assert_close(part.dense(), Rows.of(base * factor, layout.segments, part.kept).dense())
+
+
+def test_rows_are_sent_in_turn_the_same_by_everybody():
+    finished = weit(tasks=2, keep=0.3)
+    for (_, _, round_index, name), value in finished.parts("c2s").items():
+        if name == "base":
+            assert torch.equal(value.kept, rows_in_turn(finished.layout, round_index, 0.3))
+    down = [value for (*_, name), value in finished.parts("s2c").items() if name == "global"]
+    assert {int(value.kept.sum()) for value in down} == {finished.layout.rows, 3 + 5}  # all at the start, then a share
 
 
 def test_theta_is_eq_1():

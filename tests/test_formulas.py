@@ -17,6 +17,7 @@ from weft.methods.formulas import (
     largest,
     pull_back,
     retroactive,
+    rows_in_turn,
     soft_threshold,
     sparsity,
     strongest_rows,
@@ -363,6 +364,22 @@ def test_strongest_rows_by_hand():
 def test_a_share_is_no_row_more_than_it_says(keep, rows, count):
     """0.14 * 50 is 7.000000000000001 in floating point, and 7 rows are meant."""
     assert strongest_rows(layout_of((rows, 1)), torch.rand(rows), keep).sum() == count
+
+
+def test_rows_in_turn_by_hand():
+    layout = layout_of((4, 2), (3, 5))  # 2 of 4 rows, and 1.5 of 3 rounded up
+    turns = [rows_in_turn(layout, turn, 0.5).int().tolist() for turn in range(3)]
+    assert turns == [[1, 1, 0, 0, 1, 1, 0], [0, 0, 1, 1, 1, 0, 1], [1, 1, 0, 0, 0, 1, 1]]
+    assert rows_in_turn(layout, 7, 1.0).all()
+
+
+@quick
+@given(st.integers(0, 1000), st.floats(0.01, 1))
+def test_every_row_has_its_turn(first, keep):
+    turns = [rows_in_turn(NET, turn, keep) for turn in range(first, first + math.ceil(1 / keep))]
+    assert torch.stack(turns).any(dim=0).all()
+    for layer in NET.layers:
+        assert {int(turn[layer.row_span].sum()) for turn in turns} == {math.ceil(keep * layer.rows - 1e-9)}
 
 
 @quick

@@ -14,7 +14,12 @@ SEGMENTS = ((2, 1), (1, 2))  # two rows of one weight, one row of two
 
 def test_only_what_is_cut_or_shrunk_knows_where_a_is_counted_from():
     """A = start + D is the same A, as long as nothing is shrunk, cut or given to others."""
-    same = {"method.lambda_sparsity": 0.0, "method.adaptive_keep": 1.0, "method.kb_size": 0}
+    same = {
+        "method.lambda_sparsity": 0.0,
+        "method.adaptive_keep": 1.0,
+        "method.kb_size": 0,
+        "method.adaptive_rate": 1.0,
+    }
     from_zero, from_start = (
         run(method="fedweit", **same, **{"method.adaptive_origin": origin}) for origin in ("zero", "start")
     )

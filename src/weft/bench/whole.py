@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.bench import memory, peers, places, rounds
+from weft.bench import memory, paired, peers, places, rounds
 from weft.bench.bars import judged, ratios_of
 from weft.bench.children import ask_part
 from weft.bench.timing import Tell
@@ -31,11 +31,14 @@ class Amounts(NamedTuple):
     messages: list[int]
     entries: list[int]
     peer_rounds: int
+    paired_seeds: list[int]  # none: whether the accuracy stays is not asked
     plan: dict[str, Any]  # what the plans have of their own; nothing but in tests
 
 
-WHOLE = Amounts(15, 10, 4, 8, 5, [5, 20, 100, 1000], 6, 90.0, [10, 100, 1000], [10, 1000, 10_000], 10, {})
-QUICK = Amounts(3, 2, 2, 4, 2, [1000], 3, 20.0, [10, 100], [10, 1000], 5, {})
+WHOLE = Amounts(15, 10, 4, 8, 5, [5, 20, 100, 1000], 6, 90.0, [10, 100, 1000], [10, 1000, 10_000], 10, [0, 1, 2], {})
+QUICK = Amounts(3, 2, 2, 4, 2, [1000], 3, 20.0, [10, 100], [10, 1000], 5, [], {})
+
+PAIRED_TASKS = 2  # six runs of so many
 
 Show = Callable[[str, int, int], None]  # which part, how much of it is done, out of how much
 
@@ -64,6 +67,8 @@ def bench(quick: bool, with_peers: bool, show: Show) -> dict[str, Any]:
         "memory": lambda tell: memory.measure(plan, amounts.clients, amounts.client_rounds, amounts.client_limit, tell),
         "engine": lambda tell: ask_part("engine", {"plan": {**plan, "tasks": amounts.tasks}}, tell),
     }
+    if amounts.paired_seeds:
+        parts["paired"] = lambda tell: paired.measure({**plan, "tasks": PAIRED_TASKS}, amounts.paired_seeds, tell)
     if with_peers:
         parts["peers"] = lambda tell: peers.measure(amounts.peer_rounds, tell)
     found["part_seconds"] = {}
@@ -74,7 +79,7 @@ def bench(quick: bool, with_peers: bool, show: Show) -> dict[str, Any]:
         found["part_seconds"][name] = time.monotonic() - since
     found["seconds"] = time.monotonic() - began
     found["ratios"] = ratios_of(found)
-    found["bars"] = judged(found["ratios"])
+    found["bars"] = judged(found["ratios"], found["paired"]["points_lost"] if "paired" in found else None)
     return found
 
 

@@ -70,7 +70,7 @@ class Options(base.Options):
     mask_spread: float = Field(0.0, ge=0)  # deviation of a random start
     mask_trained: bool = True  # by the task loss, as the paper says
     mask_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster the mask is learned than B
-    adaptive_rate: float = Field(1.0, ge=0, le=1e4)  # and A; lambda_sparsity is measured by B's rate
+    adaptive_rate: float = Field(2.0, ge=0, le=1e4)  # and A; lambda_sparsity is measured by B's rate
     past: Literal["frozen", "closed", "joint"] = "frozen"  # A of past tasks: put, solved once a round, or learned on
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
     # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send

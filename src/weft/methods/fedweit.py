@@ -4,9 +4,9 @@
     Eq. 2    loss(theta) + lambda_1 * (|m|_1 + |A|_1) + lambda_2 * sum over past tasks i of |dB * m_i + dA_i|^2
 
 B (`base`), m (`mask`) and A (`adaptive`) and how they are learned stand in apd.py, whose method is the same without a
-server; alpha (`attention`) is one number for each layer and foreign A. A round sends the rows of B with the
-strongest mask (Alg. 1 line 8) and gets theta_G, their mean, back (lines 9 and 6); a task's A goes to the server's
-knowledge base once (line 11), from which other clients are given a sample when they start a task (line 3).
+server; alpha (`attention`) is one number for each layer and foreign A. A round sends a share of the rows of B (Alg. 1
+line 8) and gets theta_G, their mean, back (lines 9 and 6); a task's A goes to the server's knowledge base once
+(line 11), from which other clients are given a sample when they start a task (line 3).
 
 Where paper and released code part, both ways are options; FIDELITY.md lists them and says what chose the defaults.
 """
@@ -23,7 +23,7 @@ from weft.methods import apd, base
 from weft.methods.apd import APD, DecomposedWork, words
 from weft.methods.averaging import Average, absorb, average, merge, reply_weights, sent
 from weft.methods.base import Briefing, Form, Lesson
-from weft.methods.formulas import Foreign, compose, strongest_rows
+from weft.methods.formulas import Foreign, compose, rows_in_turn, strongest_rows
 from weft.methods.sharing import shared_adaptive
 from weft.randomness import generator
 
@@ -45,6 +45,8 @@ Part = Literal["b_comm", "a_comm", "a", "m", "l1", "l2"]
 
 class Options(apd.Options):
     keep: float = Field(0.3, gt=0, le=1)  # the share of each layer's rows that is sent; 30 % in the paper
+    # which rows these are: the next in turn, the same for all clients of a round, or those with the strongest mask
+    rows: Literal["turns", "strongest"] = "turns"
     send: Literal["base", "product"] = "base"  # the kept rows of B, or of B * m
     # a row's sum by how many sent it, or by all that took part; anchored: by all, those silent counted as theta_G's
     divide: Literal["senders", "clients", "anchored"] = "senders"
@@ -73,17 +75,20 @@ class FedWeIT(APD):
             "method.adaptive_keep": 1.0,
             "method.mask": "linear",
             "method.mask_start": 1.0,
+            "method.rows": "strongest",
             "method.send": "product",
             "method.divide": "clients",
             "method.past": "joint",
             "method.adaptive_start": 0.0,
             "method.adaptive_origin": "zero",
+            "method.adaptive_rate": 1.0,
             "method.adaptive_rank": "size",
             "precision": "float32",
         },
         # the authors' code, as it runs
         "released": {
             "method.keep": 0.7,
+            "method.rows": "strongest",
             "method.lambda_sparsity": 1e-3,
             "method.sparsify": "gradient",
             "method.prune_below": 1e-3,
@@ -97,6 +102,7 @@ class FedWeIT(APD):
             "method.kb_own": True,
             "method.kb_givers": "chosen",
             "method.adaptive_origin": "zero",
+            "method.adaptive_rate": 1.0,
             "method.adaptive_rank": "size",
             "precision": "float32",
             "method.attention_start": "random",
@@ -110,7 +116,7 @@ class FedWeIT(APD):
     }
     citation: ClassVar[str] = "Yoon et al., Federated continual learning with weighted inter-client transfer, ICML 2021"
     sends: ClassVar[tuple[str, str]] = (
-        "the strongest rows of B; sparse A once a task",
+        "some rows of B, in turn; sparse A once a task",
         "the mean of the rows sent; a sample of A's once a task",
     )
     talks: ClassVar[bool] = True
@@ -268,7 +274,7 @@ class FedWeIT(APD):
         return found
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
-        """Alg. 1 line 8: the strongest rows of B, or of B * m."""
+        """Alg. 1 line 8: some rows of B, or of B * m."""
         if "b_comm" in self.options.without:
             return {}
         biases = {name: value.clone() for name, value in self.shared(client.tensors, lesson.layout).items()}
@@ -277,7 +283,10 @@ class FedWeIT(APD):
         value = client.tensor("base")
         kept = torch.ones(layout.rows, dtype=torch.bool)
         if "m" not in self.options.without and mask is not None:
-            kept = strongest_rows(layout, mask, self.options.keep)
+            if self.options.rows == "turns":
+                kept = rows_in_turn(layout, lesson.round, self.options.keep)
+            else:
+                kept = strongest_rows(layout, mask, self.options.keep)
             if self.options.send == "product":
                 out = torch.empty_like(value)
                 compose(layout, value, mask, None, None, [], out)

@@ -205,6 +205,15 @@ def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Ten
     return kept
 
 
+def rows_in_turn(layout: Layout, turn: int, keep: float) -> torch.Tensor:
+    """Which rows to send: the next share `keep` of each layer, rounded up; after the last row comes the first again."""
+    kept = torch.zeros(layout.rows, dtype=torch.bool)
+    for layer in layout.layers:
+        count = math.ceil(keep * layer.rows - 1e-9)
+        kept[layer.first_row + (turn * count + torch.arange(count)) % layer.rows] = True
+    return kept
+
+
 def curvature_gradient(
     theta: torch.Tensor, curvature: torch.Tensor, pulled: torch.Tensor, weight: float, by_theta: torch.Tensor
 ) -> None:
