@@ -33,7 +33,7 @@ class Options(NamedTuple):
     batch_size: int = 100  # appendix A
     rate: float = 1e-3 / 3  # appendix A
     adaptive_rate: float = 2.0  # how many times faster A is learned than all else
-    lambda_sparsity: float = 0.2  # lambda_1; [0.1, 0.4] in appendix A
+    lambda_sparsity: float = 0.1  # lambda_1; [0.1, 0.4] in appendix A
     lambda_drift: float = 100.0  # lambda_2; appendix A
     keep: float = 0.3  # the share of each layer's rows that is sent
     adaptive_keep: float = 0.1  # the share of A's values, over all layers, that is left at a task's end
@@ -106,8 +106,9 @@ def minimise(client: Client, adam: torch.optim.Adam, network: Network, batches: 
         adam.zero_grad()
         torch.autograd.backward(loss + options.lambda_drift * drift(client))
         adam.step()
-        for value in task.adaptive.values():  # lambda_1 * |A|_1: nearer to 0 by rate * lambda_1, but not past it
-            value.data = functional.softshrink(value.data, options.rate * options.lambda_sparsity)
+        nearer = options.rate * options.adaptive_rate * options.lambda_sparsity
+        for value in task.adaptive.values():  # lambda_1 * |A|_1: towards 0, but not past it
+            value.data = functional.softshrink(value.data, nearer)
 
 
 def cut(adaptive: Weights, adam: torch.optim.Adam, share: float) -> Weights:
@@ -154,7 +155,8 @@ def run(
                     minimise(client, adams[c], network, [(inputs[at], labels[at]) for at in places], options)
                 for layer, value in client.base.items():  # line 8: the rows of B whose turn it is
                     count = math.ceil(options.keep * len(value) - 1e-9)
-                    rank = (torch.arange(len(value)) - round_index * count) % len(value)
+                    turn = step * options.rounds + round_index
+                    rank = (torch.arange(len(value)) - turn * count) % len(value)
                     kept = (rank < count).view(-1, *[1] * (value.dim() - 1))  # (rows, 1, ...)
                     total[layer] += value.detach() * kept
                     senders[layer] += kept

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import CachedWorld, Run, run, spread, tiny, vector
+from helpers import CachedWorld, Run, layout_of, run, spread, tiny, vector
 from methods_helpers import (
     adaptives,
     fresh,
@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from weft import methods
 from weft.message import Message
+from weft.methods import averaging
 from weft.methods.fedweit import Options
 from weft.methods.formulas import rows_in_turn
 from weft.state import State
@@ -149,7 +150,7 @@ def rows(kept, *values):
 )
 def test_fedweit_mean_by_hand(options, wanted):
     """Alg. 1 line 9: rows that nobody sent are not there, and a client keeps its own."""
-    method = methods.load("fedweit", options)
+    method = methods.load("fedweit", {"rows": "strongest", **options})
     server = State()
     first, second, third = (
         rows([True, False, False], 1),
@@ -209,11 +210,47 @@ def test_the_rows_sent_are_those_of_the_strongest_mask_and_of_b_itself():
 
 def test_rows_are_sent_in_turn_the_same_by_everybody():
     finished = weit(tasks=2, keep=0.3)
-    for (_, _, round_index, name), value in finished.parts("c2s").items():
-        if name == "base":
-            assert torch.equal(value.kept, rows_in_turn(finished.layout, round_index, 0.3))
+    rounds = finished.world.plan.rounds_per_task
+    for (_, step, round_index, name), value in finished.parts("c2s").items():
+        if name == "base":  # on and on, over the ends of tasks
+            assert torch.equal(value.kept, rows_in_turn(finished.layout, step * rounds + round_index, 0.3))
     down = [value for (*_, name), value in finished.parts("s2c").items() if name == "global"]
-    assert {int(value.kept.sum()) for value in down} == {finished.layout.rows, 3 + 5}  # all at the start, then a share
+    assert {int(value.kept.sum()) for value in down} == {0, 3 + 5}  # what everybody draws from the seed is not sent
+
+
+def test_a_client_that_was_not_asked_is_told_all_that_changed_meanwhile():
+    finished = weit(clients=5, clients_per_round=2, tasks=2, rounds_per_task=4, keep=0.3)
+    initial = finished.world.lesson(0, 0).initial()[: finished.layout.weights]
+    theta_g, known, counts = initial.clone(), [initial.clone() for _ in range(5)], set()
+    down, up = finished.parts("s2c"), finished.parts("c2s")
+    for step, round_index in sorted({place[1:3] for place in up if place[3] == "base"}):
+        for client in range(5):
+            if (news := down.get((client, step, round_index, "global"))) is not None:
+                assert torch.equal(news.over(known[client]), theta_g)
+                counts.add(int(news.kept.sum()))
+                known[client] = theta_g.clone()
+        sent_up = [up[c, step, round_index, "base"] for c in range(5) if (c, step, round_index, "base") in up]
+        averaging.average(sent_up, [1.0] * len(sent_up)).over(theta_g)
+    assert len(sent_up) == 2
+    assert len(counts) > 2  # some had missed more than others
+
+
+def test_who_has_left_or_sent_nothing_is_told_again():
+    """A client that sends no B, as its rate has reached the floor, has not used what it was told."""
+    method = methods.load("fedweit", {"keep": 0.5})
+    layout, plan = layout_of((4, 1)), tiny(method="fedweit", method__keep=0.5)
+    server = State()
+    method.open_server(server, torch.zeros(4), layout, plan)
+    for turn in range(2):
+        for client in (0, 1):
+            method.brief(server, client, 0, False, plan)
+        rows = Rows.of(torch.full((4,), 1.0 + turn), layout.segments, rows_in_turn(layout, turn, 0.5))
+        method.aggregate(server, replies_of({"base": rows}, {}))
+    news = [method.brief(server, client, 0, False, plan)[0]["global"].kept.tolist() for client in (0, 1)]
+    assert news == [[False, False, True, True], [True] * 4]
+    assert method.brief(server, 0, 0, False, plan)[1] == {"turn": 2}
+    method.part(server, 0)
+    assert method.brief(server, 0, 0, False, plan)[0]["global"].kept.all()
 
 
 def test_theta_is_eq_1():

@@ -13,8 +13,8 @@ which leaves errors as small as they are: the distance is then 4e-6 for the MLP 
 seeds), while 1 % less of lambda_2 makes 9e-4 and a missing term about 1. One run keeps torch's eps, at a wider
 tolerance; its distance is 1e-4.
 
-Rounding can also turn which rows are sent. The seeds are such that the weakest row sent and the strongest one held
-back are well apart: m differs by 3e-6 or more between the two, and by 1e-7 between the programs.
+Rounding can also turn which values of A are kept. The one run that cuts A has a seed where none lies that near to the
+bound.
 """
 
 import functools
@@ -57,7 +57,7 @@ MLP = {
     "network": "mlp",
     "network.hidden": 20,
     "network.features": 10,
-    "method.keep": 0.5,
+    "method.keep": 0.4,  # of 20 and 10 rows: the third turn goes over the end
     "method.kb_size": 2,
     "method.lambda_sparsity": 0.3,
     "method.adaptive_keep": 1.0,  # among so many values of A two are nearly equal, and rounding would choose
@@ -78,7 +78,7 @@ LENET = {key: value for key, value in MLP.items() if not key.startswith("network
     "rounds_per_task": 1,
     "epochs_per_round": 1,
     "batch_size": 4,
-    "method.keep": 0.02,  # among hundreds of rows two are nearly equal, save at the top
+    "method.keep": 0.3,
     "seed": 5,
 }
 SHAPES = {
@@ -265,7 +265,7 @@ def test_mlp(tmp_path, monkeypatch, expected):
     check(by_library(weft.Plan(**MLP), tmp_path / "run"), expected, tolerance=TOLERANCE)
     assert len([name for name in expected[0] if "alpha" in name and expected[0][name].numel() == 2]) == 12
     zeros = torch.cat([value.flatten() for name, value in expected[0].items() if name.startswith("kb")]) == 0
-    assert 0.1 < zeros.float().mean() < 0.8  # A is neither whole nor empty: the proximal step has a say
+    assert 0.2 < zeros.float().mean() < 0.8  # A is neither whole nor empty: the proximal step has a say
     nobody = torch.cat([value[:, 0] for name, value in expected[0].items() if name.startswith("theta_G")]) == 0
     assert nobody.any()  # there are rows that nobody sent
 
@@ -274,7 +274,7 @@ def test_mlp(tmp_path, monkeypatch, expected):
 def test_mlp_that_cuts_a(tmp_path, monkeypatch):
     """A is cut at a task's end. A seed and a share where rounding does not decide which values stay."""
     smooth_adam(monkeypatch)
-    plan = weft.Plan(**MLP | {"method.adaptive_keep": 0.002, "seed": 32})
+    plan = weft.Plan(**MLP | {"method.keep": 0.5, "method.adaptive_keep": 0.02, "seed": 40})
     check(by_library(plan, tmp_path / "run"), by_example(plan), tolerance=TOLERANCE)
 
 

@@ -141,6 +141,8 @@ def request_fault(request: Message, client: int, method: Method, layout: Layout)
         if count > layout.body or (form is not None and count != form.size):
             wanted = f"at most {layout.body:,}" if form is None else f"{form.size:,}"
             return f"tensor {name!r} has {count:,} values, for this network it has {wanted}"
+    if not _is_count(request.numbers.get("turn", 0)):
+        return f"its turn cannot be {show(request.numbers['turn'])}"
     return ""
 
 

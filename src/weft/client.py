@@ -120,7 +120,7 @@ def _lesson(world: World, client: int, request: Message) -> Lesson:
     tasks = len(world.scenario.sequences[client])
     if not 0 <= request.step < tasks:
         raise BadMessage(f"message refused: it is about task {request.step}, of {tasks}")
-    lesson = dataclasses.replace(world.learning(client, request.step), round=request.round)
+    lesson = world.learning(client, request.step)
     if fault := request_fault(request, client, world.method, lesson.layout):
         raise BadMessage(f"message refused: {fault}")
     return lesson

@@ -56,7 +56,7 @@ def words(value: Any) -> Any:
 
 class Options(base.Options):
     biases: Literal["shared", "private"] = "private"  # released code: a set for each task
-    lambda_sparsity: float = Field(0.2, ge=0, le=1e6)  # lambda_1 on A; [0.1, 0.4] in appendix A
+    lambda_sparsity: float = Field(0.1, ge=0, le=1e6)  # lambda_1 on A; [0.1, 0.4] in appendix A
     lambda_mask: float = Field(0.0, ge=0, le=1e6)  # lambda_1 on m
     sparsify: Literal["proximal", "gradient"] = "proximal"  # l1 as a step of rate * lambda_1 towards 0, or as gradient
     prune_below: float = Field(0.0, ge=0)  # smaller values of A are 0 when tested, sent and stored
@@ -70,7 +70,7 @@ class Options(base.Options):
     mask_spread: float = Field(0.0, ge=0)  # deviation of a random start
     mask_trained: bool = True  # by the task loss, as the paper says
     mask_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster the mask is learned than B
-    adaptive_rate: float = Field(2.0, ge=0, le=1e4)  # and A; lambda_sparsity is measured by B's rate
+    adaptive_rate: float = Field(2.0, ge=0, le=1e4)  # and A; docs/experiments.md
     past: Literal["frozen", "closed", "joint"] = "frozen"  # A of past tasks: put, solved once a round, or learned on
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
     # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send
@@ -219,7 +219,7 @@ class APD(Method):
         if self.options.sparsify == "proximal" and "l1" not in self.options.without:
             for name, value in work.variables.items():
                 if name.startswith("adaptive"):
-                    soft_threshold(value, rate * self.options.lambda_sparsity)
+                    soft_threshold(value, rate * work.rates.get(name, 1.0) * self.options.lambda_sparsity)
         for name, value in work.gradients.items():
             if name.startswith("adaptive/"):
                 value.zero_()

@@ -67,7 +67,6 @@ class Lesson:
     plan: Plan
     network: Network
     load: Callable[[Seen], Batches] = no_data
-    round: int = 0  # of the task
 
     @property
     def layout(self) -> Layout:

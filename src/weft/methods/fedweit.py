@@ -45,7 +45,8 @@ Part = Literal["b_comm", "a_comm", "a", "m", "l1", "l2"]
 
 class Options(apd.Options):
     keep: float = Field(0.3, gt=0, le=1)  # the share of each layer's rows that is sent; 30 % in the paper
-    # which rows these are: the next in turn, the same for all clients of a round, or those with the strongest mask
+    # which rows these are: the next in turn, the same for all clients of a round (docs/experiments.md), or those with
+    # the strongest mask, as the sources have it
     rows: Literal["turns", "strongest"] = "turns"
     send: Literal["base", "product"] = "base"  # the kept rows of B, or of B * m
     # a row's sum by how many sent it, or by all that took part; anchored: by all, those silent counted as theta_G's
@@ -130,26 +131,41 @@ class FedWeIT(APD):
     def open_server(self, server: State, initial: torch.Tensor, layout: Layout, plan: Plan) -> None:
         everything = torch.ones(layout.rows, dtype=torch.bool)
         server.tensors["global"] = tensors.Rows.of(initial[: layout.weights], layout.segments, everything)
-        if self.options.divide == "anchored":
+        if self.options.divide == "anchored" or self.options.rows == "turns":
             server.tensors["anchor"] = initial[: layout.weights].clone()  # theta_G whole; changed rows are sent
+        if self.options.rows == "turns":
+            server.tensors["changed"] = torch.zeros(layout.rows)  # for each row, how many merges there were by then
+            server.numbers |= {"merges": 0, "telling": {}, "told": {}}  # which of them a client is being sent, and has
         if self.options.biases == "shared":
             server.tensors["biases"] = initial[layout.weights :].clone()
         server.numbers["held"] = {}  # which foreign A's a client has been sent: none is sent twice
 
     def brief(self, server: State, client: int, step: int, first: bool, plan: Plan) -> Briefing:
         """Alg. 1 line 6: theta_G, and kb^(t) with it if the client meets it first."""
-        sent: dict[str, Payload] = {
-            name: server.tensors[name] for name in ("global", "biases") if name in server.tensors
-        }
-        if "b_comm" in self.options.without:
-            sent = {}
-        if not first:
-            return sent, {}
-        if not self._shares_adaptive:
-            return sent, {"foreign": []}
-        chosen = self._offer(server, client, step, plan)
-        held = set(server.numbers["held"].get(str(client), []))
-        return sent | {f"foreign/{key}": server.archive[key] for key in chosen if key not in held}, {"foreign": chosen}
+        sent: dict[str, Payload] = {}
+        numbers: dict[str, Any] = {}
+        if "b_comm" not in self.options.without:
+            sent = {name: server.tensors[name] for name in ("global", "biases") if name in server.tensors}
+            if self.options.rows == "turns":
+                sent["global"] = self._news(server, client)
+                merged_together = plan.clients if plan.asynchronous == "arrival" else 1  # or about: there are no rounds
+                numbers["turn"] = server.numbers["merges"] // merged_together
+        if first:
+            chosen = self._offer(server, client, step, plan) if self._shares_adaptive else []
+            held = set(server.numbers["held"].get(str(client), []))
+            sent |= {f"foreign/{key}": server.archive[key] for key in chosen if key not in held}
+            numbers["foreign"] = chosen
+        return sent, numbers
+
+    def _news(self, server: State, client: int) -> tensors.Rows:
+        """The rows of theta_G that have changed since this client last sent what it made of them."""
+        merges, since = server.numbers["merges"], server.numbers["told"].get(str(client), 0)
+        server.numbers["telling"][str(client)] = merges
+        latest = server.tensors["global"]
+        assert isinstance(latest, tensors.Rows)
+        if 0 < merges == since + 1:
+            return latest  # the very one, so that it is written once for all
+        return tensors.Rows.of(server.tensor("anchor"), latest.segments, server.tensor("changed") > since)
 
     def _offer(self, server: State, client: int, step: int, plan: Plan) -> list[str]:
         """kb^(t), drawn once for a client and task and sent until the client has answered.
@@ -191,15 +207,35 @@ class FedWeIT(APD):
             return
         weights = reply_weights(replies, self.options.average)
         if self.options.divide == "anchored":
-            server.tensors["global"] = anchored(server.tensor("anchor"), sent(replies, "base"), weights)
+            mean: Payload = anchored(server.tensor("anchor"), sent(replies, "base"), weights)
         else:
             divide: Literal["senders", "all"] = "senders" if self.options.divide == "senders" else "all"
-            server.tensors["global"] = average(sent(replies, "base"), weights, divide)
+            mean = average(sent(replies, "base"), weights, divide)
+        self._note(server, mean, replies)
         if self.options.biases == "shared":
             server.tensors["biases"] = average(sent(replies, "biases"), weights)
 
     def absorb(self, server: State, reply: Message, weight: float) -> None:
+        part = reply.tensors.get("base")
+        if self.options.rows == "turns" and isinstance(part, tensors.Rows):  # theta_G where the answer brings rows
+            server.tensors["global"] = tensors.Rows.of(server.tensor("anchor"), part.segments, part.kept)
         absorb(server, reply, weight)
+        if isinstance(part, tensors.Rows):
+            self._note(server, server.tensors["global"], [reply])
+
+    def _note(self, server: State, merged: Payload, replies: list[Message]) -> None:
+        """Rows of theta_G are new, and those who answered have what they were sent before."""
+        assert isinstance(merged, tensors.Rows)
+        server.tensors["global"] = merged
+        if self.options.rows == "strongest":
+            return
+        server.numbers["merges"] += 1
+        merged.over(server.tensor("anchor"))
+        server.tensor("changed")[merged.kept] = server.numbers["merges"]
+        for reply in replies:
+            client = reply.sender.removeprefix("client-")
+            if client in server.numbers["telling"]:  # no more, if it has left meanwhile
+                server.numbers["told"][client] = server.numbers["telling"][client]
 
     def why_not_as_it_comes(self) -> str:
         divide = self.options.divide
@@ -223,7 +259,7 @@ class FedWeIT(APD):
         gone = {key for key in server.archive if key.split(".")[0] == str(client)}
         for key in gone:
             del server.archive[key]
-        for table in ("held", "offered"):
+        for table in ("held", "offered", "telling", "told"):
             server.numbers.get(table, {}).pop(str(client), None)
         for offer in server.numbers.get("offered", {}).values():
             offer["keys"] = [key for key in offer["keys"] if key not in gone]
@@ -242,6 +278,7 @@ class FedWeIT(APD):
 
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
         self.store(client, message)
+        client.numbers["turn"] = message.numbers.get("turn", 0)
         meets = "foreign" in message.numbers and "attention" not in client.tensors  # else it was told before
         if (received := message.tensors.get("global")) is not None:
             client.tensors["base"] = merge(received, client.tensor("base"))
@@ -284,7 +321,7 @@ class FedWeIT(APD):
         kept = torch.ones(layout.rows, dtype=torch.bool)
         if "m" not in self.options.without and mask is not None:
             if self.options.rows == "turns":
-                kept = rows_in_turn(layout, lesson.round, self.options.keep)
+                kept = rows_in_turn(layout, client.numbers.get("turn", 0), self.options.keep)
             else:
                 kept = strongest_rows(layout, mask, self.options.keep)
             if self.options.send == "product":
