@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
@@ -32,11 +33,11 @@ from plain_lenet import PlainLeNet, PlainTrainer
 BEGAN = time.time()
 
 
-def trainer_of(data: dict[str, np.ndarray], client: int, net: PlainLeNet, rate: float) -> PlainTrainer:
+def trainer_of(data: Mapping[str, np.ndarray], client: int, net: PlainLeNet, rate: float) -> PlainTrainer:
     return PlainTrainer(net, tuple(data[f"mean_{client}"].tolist()), tuple(data[f"deviation_{client}"].tolist()), rate)
 
 
-def tensors_of(data: dict[str, np.ndarray], client: int, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+def tensors_of(data: Mapping[str, np.ndarray], client: int, part: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(data[f"{part}_images_{client}"]), torch.from_numpy(data[f"{part}_labels_{client}"])
 
 
@@ -47,7 +48,7 @@ def make_client(file: str, batch: int, rate: float) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)  # as many clients at a time as there are cores
         client = int(context.node_config["partition-id"])
-        data = dict(np.load(file))
+        data = np.load(file)  # what is asked for is read, so its own images alone
         net = PlainLeNet()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         trainer = trainer_of(data, client, net, rate)

@@ -130,7 +130,12 @@ def found() -> dict[str, Any]:
     return result
 
 
-PAIRED = {"seeds": [0, 1], "tasks": 2, "accuracy": {"default": [0.80, 0.79], "dense": [0.82, 0.79]}, "points_lost": 1.0}
+PAIRED = {
+    "seeds": [0, 1],
+    "tasks": 2,
+    "accuracy": {"default": [0.80, 0.79], "dense": [0.82, 0.79], "nothing": [0.7, 0.7]},
+    "points_lost": 1.0,
+}
 
 
 @pytest.mark.parametrize(("lost", "met"), [(None, [True, True]), (0.5, [True, True]), (0.6, [False, False])])
@@ -147,8 +152,8 @@ def test_the_page_shows_what_the_bytes_saved_cost(found):
     found["paired"] = PAIRED
     page = report.in_markdown(found)
     assert "was not asked" not in page
-    assert "| 0 | 80.0 % | 82.0 % | -2.0 |" in page
-    assert "| mean |  |  | -1.0 |" in page
+    assert "| 0 | 80.0 % | 82.0 % | 70.0 % | -2.0 |" in page
+    assert "| mean | 79.5 % | 80.5 % | 70.0 % | -1.0 |" in page
 
 
 RATIOS = {

@@ -1,4 +1,7 @@
-"""What the bytes saved cost: the default FedWeIT plan, and the same seeds with all rows of B sent as float32."""
+"""What the bytes saved cost: the default FedWeIT plan, and the same seeds with all rows of B sent as float32.
+
+And with none of them sent: what B's way through the server is worth at all.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,11 @@ from typing import Any
 from weft.bench.children import ask_part
 from weft.bench.timing import Tell
 
-KINDS: dict[str, dict[str, Any]] = {"default": {}, "dense": {"method.keep": 1.0, "precision": "float32"}}
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "dense": {"method.keep": 1.0, "precision": "float32"},
+    "nothing": {"method.without": "b_comm"},
+}
 
 
 def measure(plan: dict[str, Any], seeds: list[int], tell: Tell) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from weft.client import World
 from weft.loop import SERVER_MEMORY
 from weft.message import Message
 from weft.methods.base import initial_body
-from weft.methods.formulas import strongest_rows
+from weft.methods.formulas import rows_in_turn
 from weft.plan import Plan
 from weft.randomness import generator
 from weft.state import Archive, State
@@ -53,14 +53,13 @@ def opened(world: World, folder: Path | None = None) -> State:
 
 
 def make_replies(world: World, count: int) -> list[Message]:
-    """Replies as clients send them after a round: the strongest rows of a base, which differ from client to client."""
+    """Replies as clients send them after a round: the same rows of bases that differ from client to client."""
     layout = world.lesson(0, 0).layout
     found = []
     for client in range(count):
         rng = generator(world.plan.seed, "bench", "reply", client)
         base = torch.from_numpy(rng.standard_normal(layout.weights, dtype="float32"))
-        mask = torch.from_numpy(rng.random(layout.rows, dtype="float32"))
-        rows = Rows.of(base, layout.segments, strongest_rows(layout, mask, world.plan.method_options["keep"]))
+        rows = Rows.of(base, layout.segments, rows_in_turn(layout, 0, world.plan.method_options["keep"]))
         found.append(Message(f"client-{client}", "server", "bench", (), 0, 0, {"base": rows}, {"examples": 200}))
     return found
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from weft.networks.flat import Layout
+    from weft.networks.flat import Layer, Layout
     from weft.tensors import Sparse
 else:
     np = lazy("numpy")
@@ -196,12 +196,17 @@ def largest_places(sizes: torch.Tensor, count: int) -> torch.Tensor:
     return chosen
 
 
+def rows_kept(layer: Layer, keep: float) -> int:
+    """How many rows of a layer are sent: its share, rounded up."""
+    return math.ceil(keep * layer.rows - 1e-9)  # 0.14 * 50 is a little more than 7 in floating point
+
+
 def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Tensor:
     """Which rows to send: of each layer the share `keep` with the largest |m|, rounded up; the first of equals."""
     kept = torch.zeros(layout.rows, dtype=torch.bool)
     for layer in layout.layers:
         order = mask[layer.row_span].abs().argsort(descending=True, stable=True)
-        kept[layer.first_row + order[: math.ceil(keep * layer.rows - 1e-9)]] = True
+        kept[layer.first_row + order[: rows_kept(layer, keep)]] = True
     return kept
 
 
@@ -209,7 +214,7 @@ def rows_in_turn(layout: Layout, turn: int, keep: float) -> torch.Tensor:
     """Which rows to send: the next share `keep` of each layer, rounded up; after the last row comes the first again."""
     kept = torch.zeros(layout.rows, dtype=torch.bool)
     for layer in layout.layers:
-        count = math.ceil(keep * layer.rows - 1e-9)
+        count = rows_kept(layer, keep)
         kept[layer.first_row + (turn * count + torch.arange(count)) % layer.rows] = True
     return kept
 
