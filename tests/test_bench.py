@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from weft import named, networks
-from weft.bench import bars, engine, probe, server, steps, timing, wire
+from weft.bench import bars, engine, paired, probe, server, steps, timing, wire
 from weft.bench.places import file_of
 from weft.client import World
 from weft.errors import Problem
@@ -274,3 +274,21 @@ def test_the_cross_entropy_of_the_plain_trainer_is_the_mean():
     labels = torch.tensor([0, 1, 2, 3])
     wanted = functional.cross_entropy(plain(raw.float()), labels).item()
     assert trainer.step(raw, labels) == pytest.approx(wanted)
+
+
+def test_pairs_are_of_one_seed_and_what_is_lost_is_their_mean(monkeypatch):
+    def ask(part, settings, tell):
+        plan = settings["plan"]
+        kind = "nothing" if "method.without" in plan else "dense" if "method.keep" in plan else "default"
+        return {"accuracy": {"default": 0.7, "dense": 0.72, "nothing": 0.5}[kind] + plan["seed"] / 10, "tasks": 2}
+
+    monkeypatch.setattr(paired, "ask_part", ask)
+    told = []
+    found = paired.measure({"tasks": 2}, [0, 1], lambda *place: told.append(place))
+    assert found["accuracy"] == {
+        "default": [0.7, pytest.approx(0.8)],
+        "dense": [0.72, pytest.approx(0.82)],
+        "nothing": [0.5, pytest.approx(0.6)],
+    }
+    assert found["points_lost"] == pytest.approx(2)
+    assert told[-1] == (6, 6)
