@@ -236,7 +236,9 @@ def test_the_engine_part_tells_shares_bytes_and_accuracy_of_one_run():
     for one in found["traffic"].values():
         assert one["over_dense"] == pytest.approx(one["bytes_per_round"] / one["dense_bytes_per_round"])
         assert one["paper_bytes_per_round"] < one["dense_bytes_per_round"]
-    assert found["traffic"]["s2c"]["over_dense"] < found["traffic"]["c2s"]["over_dense"] < 0.5  # the same rows; up, A too
+    assert (
+        found["traffic"]["s2c"]["over_dense"] < found["traffic"]["c2s"]["over_dense"] < 0.5
+    )  # the same rows; up, A too
     assert found["bits_per_adaptive_value"] > 16
 
 

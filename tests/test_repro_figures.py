@@ -37,11 +37,13 @@ TINY: dict[str, dict[str, Any]] = {  # what a figure's plans are cut to, besides
     "fig-cost": {"clients": 2, "tasks": 2},
     "fig-attention": {"tasks": 3},
     "fig-async": {"clients": 2, "tasks": 2},
+    "fig-transfer": {"clients": 2, "tasks": 2},
 }
 CLIENTS = {"c5": 2, "c20": 3, "c100": 4}  # of fig-adaptation
 SOME = {  # rows enough to see whether it works
     "fig-adaptation": ("fedprox-c5", "fedweit-c5", "apd-c20", "fedweit-c100", "apd-c100"),
     "fig-forgetting": ("fedavg+ewc", "fedweit"),
+    "fig-transfer": ("cifar-with", "cifar-without", "disjoint-with", "disjoint-without"),
     "fig-cost": ("fedweit-0.3", "fedavg-0.03", "fedavg-0.1", "fedavg-0.3", "fedavg-1"),
 }
 
@@ -136,7 +138,7 @@ def test_the_files_of_a_figure(name, made):
     assert "do not compare" not in page
     plans = {line["plan_hash"] for line in one.lines()}
     assert len(plans) == len(one.figure.rows)
-    assert all(line["images"] for line in one.lines() if not line["row"].startswith("glyphs"))  # which are drawn
+    assert all(line["images"] for line in one.lines() if "glyphs" not in ",".join(line.values()))  # which are drawn
 
 
 @pytest.mark.slow
@@ -169,7 +171,7 @@ def test_every_figure_has_plans_that_are_valid(name, scale):
     for row in figure.rows:
         plan = figure.plan_of(row, 7)
         assert (plan.seed, plan.method) == (7, row.method)
-        assert plan.rounds_per_task == (20 if scale == "paper" else 8)
+        assert plan.rounds_per_task == (20 if scale == "paper" or name == "fig-transfer" else 8)
 
 
 def test_a_figure_of_nothing_has_a_page_and_no_picture(tmp_path):
@@ -229,6 +231,18 @@ def test_async_is_what_was_tested_last_by_the_work_done(way, made):
     assert found[1.0] == pytest.approx(fmean(fmean(event["accuracy"]) for event in ends))
     first = {event["client"]: fmean(event["accuracy"]) for event in events if event["images"] <= whole / 2}
     assert found.get(0.5) == (pytest.approx(fmean(first.values())) if first else None)
+
+
+@pytest.mark.slow
+def test_transfer_is_the_mean_over_later_tasks_with_and_without(made):
+    one = made("fig-transfer")
+    answers = [event for event in journal(one.run("disjoint-with")) if event["event"] == "answer"]
+    wanted = fmean(event["valid_accuracy"] for event in answers if (event["step"], event["round"]) == (1, 0))
+    found = {line["round"]: line for line in one.lines() if line["row"] == "disjoint-with"}
+    assert (found["1"]["tasks"], found["1"]["foreign"]) == ("glyphs, disjoint tasks", "with")
+    assert float(found["1"]["validation_accuracy"]) == pytest.approx(wanted)
+    assert read_plan(one.run("cifar-without")).method_options["without"] == ["a_comm"]
+    assert "| Overlapped-CIFAR-100, after the first round |" in one.files[1].read_text()
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ FIGURES = {
     "fig-cost": "weft.repro.figures.cost:figure",
     "fig-attention": "weft.repro.figures.attention:figure",
     "fig-async": "weft.repro.figures.asynchronous:figure",
+    "fig-transfer": "weft.repro.figures.transfer:figure",
 }
 
 Scale = Literal["paper", "small"]

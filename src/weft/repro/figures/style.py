@@ -73,6 +73,8 @@ FACES = {
     "none": Face("in step", BLACK, "D", ":"),
     "tasks": Face("own task clocks", BLUE, "^"),
     "arrival": Face("as answers arrive", RED, "o"),
+    "with": Face("with foreign A's", RED, "o"),
+    "without": Face("without", BLACK, "D", ":"),
 }
 DATASETS = {
     "cifar100": ("CIFAR-100", RED),
