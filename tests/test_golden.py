@@ -307,7 +307,9 @@ def no_attention_gradient(monkeypatch):
     whole = apd.pull_back
 
     def pull_back(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention):
-        whole(layout, by_theta, base, mask, foreign, by_base, by_mask, None)
+        whole(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention)
+        if by_attention is not None:
+            by_attention.zero_()
 
     monkeypatch.setattr(apd, "pull_back", pull_back)
 
