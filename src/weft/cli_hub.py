@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -108,13 +107,15 @@ def remove_command(
 def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> None:
     """What is running, which sites are there, and how the runs that this hub began are doing."""
     hub = open_hub(folder)
+    from weft.hub import standing
+
     found = supervision.running(hub.folder)
     online, why = _online(hub) if found is not None else ([], "")
     sites: list[dict[str, Any]] = [
         {"site": name, "client": place, "there": None if online is None else name in online}
         for place, name in enumerate(hub.sites())
     ]
-    states = [_state(Path(path)) for path in hub.begun()]
+    states = [standing.state(Path(path)) for path in hub.begun()]
     if as_json:
         sys.stdout.write(json.dumps({"processes": found, "sites": sites, "runs": states}, indent=2) + "\n")
         return
@@ -127,7 +128,7 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     for words in sites:
         say(f"  client {words['client']}: {words['site']}, {THERE[words['there']]}")
     for state in states:
-        say(f"  {state['folder']}: {_in_words(state)}")
+        say(f"  {state['folder']}: {standing.in_words(state)}")
 
 
 def _online(hub: Hub) -> tuple[list[str] | None, str]:
@@ -136,45 +137,6 @@ def _online(hub: Hub) -> tuple[list[str] | None, str]:
         return hub.online(), ""
     except Problem as problem:
         return None, str(problem)
-
-
-def _state(folder: Path) -> dict[str, Any]:
-    """A run as its folder tells it."""
-    from weft.hub.waiting import Waiting
-    from weft.record import read_manifest
-
-    try:
-        manifest = read_manifest(folder / "checkpoints") if folder.is_dir() else None
-    except Problem as problem:
-        return {"folder": os.path.relpath(folder), "problem": str(problem)}
-    progress: dict[str, Any] = manifest["progress"] if manifest else {"round": 0, "incidents": {}}
-    over = (folder / "summary.json").exists()
-    waits_for = [] if over else Waiting(folder).now()
-    return {
-        "folder": os.path.relpath(folder),
-        "rounds": progress["round"],
-        "incidents": sum(progress["incidents"].values()),
-        "of": {f"client {client}": count for client, count in progress["incidents"].items()},
-        "over": over,
-        "waiting for": waits_for,
-    }
-
-
-def _in_words(state: dict[str, Any]) -> str:
-    """
-    >>> _in_words({"rounds": 4, "incidents": 1, "of": {"client 2": 1}, "over": False, "waiting for": ["ben: no task"]})
-    'under way, 4 rounds done, 1 incidents (client 2: 1), waiting for ben: no task'
-    """
-    if "problem" in state:
-        return str(state["problem"])
-    whose = ", ".join(f"{client}: {count}" for client, count in state["of"].items())
-    words = [
-        "finished" if state["over"] else "under way",
-        f"{state['rounds']} rounds done",
-        f"{state['incidents']} incidents ({whose})" if whose else "no incidents",
-        *(f"waiting for {line}" for line in state["waiting for"]),
-    ]
-    return ", ".join(words)
 
 
 @app.command("run")

@@ -85,7 +85,10 @@ def resume(
     except Problem:
         record.close()
         raise
-    record.journal("resumed")
+    if (
+        record.folder / "contents.json"
+    ).exists():  # else nobody has begun: a hub makes the folder, its server app begins
+        record.journal("resumed")
     return _work(record, workers, memory, save_every, screen, connect)
 
 

@@ -22,6 +22,8 @@ from weft.metrics import Matrix
 from weft.record import Measured, accuracy_matrices, check_layout, load_summary, read_measures, read_rows
 from weft.report.states import Attention, Density, Layer, StateReader
 
+USUAL = ("created", "finished")
+ORDERLY = ("waiting", "left")  # what a site may do: it has no task yet, or wants to take part no more
 DAILY = ("answer", "tested")  # events of every round or task; all others are told one by one
 TRIES = 3  # a run that goes on may replace its checkpoint while it is being read
 
@@ -57,6 +59,10 @@ class Event(NamedTuple):
     at: float
     event: str
     facts: dict[str, Any]
+
+    @property
+    def is_incident(self) -> bool:
+        return self.event not in (*USUAL, *ORDERLY)
 
 
 @dataclass(frozen=True)

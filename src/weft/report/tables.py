@@ -11,11 +11,10 @@ from typing import Any
 from weft.metrics import Spread
 from weft.report.facts import Group, differences, measured, rows, unlike
 from weft.report.figures import COLOURS
-from weft.report.reading import Event, Run
+from weft.report.reading import USUAL, Event, Run
 from weft.screens import duration, size, spread_text
 
 MODELS = {"own": "the client's own after its last epoch", "global": "after the next theta_G"}
-USUAL = ("created", "finished")  # events that are no incident
 
 
 def table(headings: Sequence[str], lines: Iterable[Sequence[str]], numbers_from: int = 1) -> str:
@@ -151,7 +150,7 @@ def _incident_words(runs: Sequence[Run]) -> str:
 
 
 def _all_incidents(runs: Sequence[Run]) -> list[tuple[float, str, Run]]:
-    found = [(event.at, event.event, run) for run in runs for event in run.events if event.event not in USUAL]
+    found = [(event.at, event.event, run) for run in runs for event in run.events if event.is_incident]
     return sorted(found, key=lambda item: item[0])
 
 

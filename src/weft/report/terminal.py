@@ -15,8 +15,7 @@ from rich.text import Text
 from weft import metrics
 from weft.report.facts import Group, group, over_rounds, over_tasks
 from weft.report.helping import CAVEATS, largest_move, mean_contributions, shares
-from weft.report.reading import Event, Run
-from weft.report.tables import USUAL
+from weft.report.reading import ORDERLY, Event, Run
 from weft.screens import decimals, percent
 
 BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", ".:-=+*#@"  # for terminals that can show blocks, and for those that cannot
@@ -124,11 +123,13 @@ def _helping(one: Group) -> list[RenderableType]:
 
 
 def _incidents(run: Run) -> list[RenderableType]:
-    told = [event for event in run.events if event.event not in USUAL]
-    lines = [Text(f" {_when(event)} {event.event} {event.facts or ''}".rstrip()) for event in told]
+    lines = [_line(event) for event in run.events if event.is_incident]
     lines += [Text(f" {note}") for note in run.notes]
-    return [Text("\nincidents"), *lines] if lines else []
+    orderly = [_line(event) for event in run.events if event.event in ORDERLY]
+    found: list[RenderableType] = [Text("\nincidents"), *lines] if lines else []
+    return [*found, Text("\nwhat sites did"), *orderly] if orderly else found
 
 
-def _when(event: Event) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.at))
+def _line(event: Event) -> Text:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.at))
+    return Text(f" {when} {event.event} {event.facts or ''}".rstrip())

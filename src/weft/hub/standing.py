@@ -1,0 +1,78 @@
+"""How a run of a hub stands, as its folder tells it: in numbers, and in one line for a person."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from weft.errors import Problem
+from weft.hub.waiting import Waiting
+from weft.record import SITES, read_manifest
+from weft.report.reading import Event, read_journal
+
+State = dict[str, Any]
+HUB = "the hub"  # whose incident it is if it is no site's
+
+
+def state(folder: Path) -> State:
+    """Incidents are those that `weft show` lists, each beside the site that it was with."""
+    place = os.path.relpath(folder)
+    if not folder.is_dir():
+        return {"folder": place, "problem": "its folder is not there any more"}
+    try:
+        manifest = read_manifest(folder / "checkpoints")
+    except Problem as problem:
+        return {"folder": place, "problem": str(problem)}
+    events = read_journal(folder, [])[1]
+    names, run = _members(folder)
+    of = Counter(_whose(event, names) for event in events if event.is_incident)
+    over = (folder / "summary.json").exists()
+    return {
+        "folder": place,
+        "run": run,
+        "rounds": manifest["progress"]["round"] if manifest else 0,
+        "incidents": of.total(),
+        "of": dict(of),
+        "over": over,
+        "waiting for": [] if over else Waiting(folder).now(),
+    }
+
+
+def in_words(state: State) -> str:
+    """
+    >>> words = {"run": "", "rounds": 4, "incidents": 1, "of": {"cleo": 1}, "over": False, "waiting for": ["ben: no task"]}
+    >>> in_words(words)
+    'under way, 4 rounds done, 1 incident (cleo: 1), waiting for ben: no task'
+    """
+    if "problem" in state:
+        return str(state["problem"])
+    whose = ", ".join(f"{site}: {count}" for site, count in state["of"].items())
+    words = [
+        "finished" if state["over"] else "under way",
+        f"{state['rounds']} rounds done",
+        f"{state['incidents']} incident{'' if state['incidents'] == 1 else 's'} ({whose})" if whose else "no incidents",
+        *(f"waiting for {line}" for line in state["waiting for"]),
+    ]
+    return ", ".join(words)
+
+
+def _members(folder: Path) -> tuple[list[str], str]:
+    """The sites of a run as they were when it began, and the name by which they know it."""
+    try:
+        words = json.loads((folder / SITES).read_text(encoding="utf-8"))
+        return [str(name) for name in words["names"]], str(words["run"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return [], ""
+
+
+def _whose(event: Event, names: list[str]) -> str:
+    """A number is a place in the run's own list: since then a site may have been removed, and others moved up."""
+    client = event.facts.get("client")
+    if "site" in event.facts:
+        return str(event.facts["site"])
+    if not isinstance(client, int):
+        return HUB
+    return names[client] if 0 <= client < len(names) else f"client {client}"
