@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 import weft
-from weft import running
+from weft import cli_hub, running
 from weft.engines import Engine, Saved
 from weft.hub import standing
 from weft.record import SITES, Record, write_text
@@ -89,6 +91,35 @@ def test_incidents_are_those_that_show_lists_by_the_runs_own_names(run, command)
     incidents, sites = said[said.index("incidents") :].split("what sites did")
     assert ("away" in incidents, "no answer" in incidents, "waiting" in incidents) == (True, True, False)
     assert "it has no task 1 yet" in " ".join(sites.split())
+
+
+def test_status_names_who_has_left_unless_it_was_invited_again(run, hub, capsys):
+    """The site of an incident is named by the run's own list, though the hub has none of that name any more."""
+    told(run, ("left", {"client": 1, "site": "north"}), AWAY)
+    cli_hub.status_command(hub)
+    said = capsys.readouterr().out
+    assert "client 0: north, away; it has left (weft hub remove north takes it out)" in said
+    assert "client 1: south, away\n" in said
+    assert "study-0123456789ab): under way, 0 rounds done, 1 incident (north: 1), north has left" in said
+    later = time.time() + 60
+    os.utime(hub / "north.pub", (later, later))
+    cli_hub.status_command(hub)
+    assert "client 0: north, away\n" in capsys.readouterr().out
+
+
+@pytest.fixture
+def hub(tmp_path, run, monkeypatch) -> Path:
+    """Its folder alone; it is down."""
+    folder: Path = tmp_path / "hub"
+    folder.mkdir()
+    words = {"hub.json": {"address": "127.0.0.1:9092", "port": 9092}, "sites.json": ["north", "south"]}
+    for name, content in {**words, "runs.json": [str(run)]}.items():
+        write_text(folder / name, json.dumps(content))
+    for name in ("north", "south"):
+        write_text(folder / f"{name}.pub", "")
+        os.utime(folder / f"{name}.pub", (1e9, 1e9))
+    monkeypatch.setattr(cli_hub, "check_flower", lambda: None)
+    return folder
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path):

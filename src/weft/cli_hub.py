@@ -111,11 +111,12 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
 
     found = supervision.running(hub.folder)
     online, why = _online(hub) if found is not None else ([], "")
+    states = [standing.state(Path(path)) for path in hub.begun()]
+    left = standing.left(states, hub.invited())
     sites: list[dict[str, Any]] = [
-        {"site": name, "client": place, "there": None if online is None else name in online}
+        {"site": name, "client": place, "there": None if online is None else name in online, "left": name in left}
         for place, name in enumerate(hub.sites())
     ]
-    states = [standing.state(Path(path)) for path in hub.begun()]
     if as_json:
         sys.stdout.write(json.dumps({"processes": found, "sites": sites, "runs": states}, indent=2) + "\n")
         return
@@ -126,9 +127,11 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     if why:
         say(f"  which sites are there is not known; the SuperLink may be on its way up ({why})")
     for words in sites:
-        say(f"  client {words['client']}: {words['site']}, {THERE[words['there']]}")
+        parted = f"; it has left (weft hub remove {words['site']} takes it out)" if words["left"] else ""
+        say(f"  client {words['client']}: {words['site']}, {THERE[words['there']]}{parted}")
     for state in states:
-        say(f"  {state['folder']}: {standing.in_words(state)}")
+        known = f" (at sites {state['run']})" if state.get("run") else ""
+        say(f"  {state['folder']}{known}: {standing.in_words(state)}")
 
 
 def _online(hub: Hub) -> tuple[list[str] | None, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -14,7 +15,7 @@ from rich.console import Console
 from weft import screens
 from weft.cli_export import Kind, write_out
 from weft.cli_hub import AsJson, Detached, say
-from weft.engines.flower import sharing
+from weft.engines.flower import leaving, sharing
 from weft.hub import supervision
 from weft.hub.programs import check_flower
 from weft.scenarios import sites
@@ -114,28 +115,41 @@ def stop_command(folder: Folder = Path("site")) -> None:
 def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None:
     """Whether the site is up, its tasks, and what it has answered in which run."""
     site = open_site(folder)
+    from weft.hub import remembered
+
+    runs = remembered.known(site.folder)
     found: dict[str, Any] = {
         "name": site.name,
         "hub": site.hub,
-        "left": site.has_left,
+        "left": leaving.has_left(site.folder),
+        "told": [told._asdict() for told in leaving.told(site.folder)],
         "share": sharing.shared_at(site.folder),
         "processes": supervision.running(site.folder),
         "tasks": sites.listed(site.folder),
-        "runs": site.runs(),
+        "runs": [dataclasses.asdict(run) for run in runs],
     }
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
-    left = "; it has left" if site.has_left else ""
-    say(f"{site.name} of {site.hub} is {'up' if found['processes'] else 'down'}{left}")
+    say(f"{site.name} of {site.hub} is {'up' if found['processes'] else 'down'}")
+    for line in _leaving_words(found):
+        say(f"  {line}")
     for name, words in (found["processes"]["processes"] if found["processes"] else {}).items():
         if words["starts"] > 1:  # another site with the same key, a hub that is away: Flower's log says it
             say(f"  {name} was started {words['starts']} times; {site.folder / 'logs' / name}.log says why it ended")
     say(f"  gives of its A's: {found['share']} (weft site share)")
     for place, task in enumerate(found["tasks"]):
         say(f"  task {place}: {task['name']} ({task['folder']})")
-    for run, words in found["runs"].items():
-        say(f"  {run}: {words['answers']} answers, the last to {words['last']} (task.round.client)")
+    for run in runs:
+        say(f"  run {run.in_words()}")
+
+
+def _leaving_words(found: dict[str, Any]) -> list[str]:
+    if not found["left"]:
+        return []
+    if not found["told"]:
+        return ["it leaves, and the hub does not know yet: it is told when it asks, which it does while a run goes on"]
+    return [f"it has left: the hub was told on {told['when']} UTC, in {told['run']}" for told in found["told"]]
 
 
 @app.command("share")
@@ -152,7 +166,12 @@ def share_command(
 
 @app.command("export")
 def export_command(
-    run: Annotated[str, typer.Argument(help="A run that weft site status lists, or its beginning.")],
+    run: Annotated[
+        str,
+        typer.Argument(
+            help="An id of weft site status, or its beginning; by a name or a plan's, the latest so called."
+        ),
+    ],
     task: Annotated[int, typer.Option(min=0, help="For which of the site's tasks, counted from 0.")] = 0,
     kind: Annotated[Kind, typer.Option("--format", help="Of the file.")] = Kind.onnx,
     file: Annotated[Path | None, typer.Option("--out", help="The file; else SITE-task0.onnx.")] = None,
@@ -162,20 +181,19 @@ def export_command(
     site = open_site(folder)
     os.environ["WEFT_SITE"] = str(site.folder)  # whose tasks are meant
     from weft.export.model import take_at_site
+    from weft.hub import remembered
 
-    write_out(
-        take_at_site(site.folder, site.run_called(run), task),
-        file or Path(f"{site.name}-task{task}.{kind.value}"),
-        kind,
-    )
+    meant = remembered.run_called(run, remembered.known(site.folder))
+    say(f"run {meant.in_words()}")
+    write_out(take_at_site(site.folder, meant.id, task), file or Path(f"{site.name}-task{task}.{kind.value}"), kind)
 
 
 @app.command("leave")
 def leave_command(folder: Folder = Path("site")) -> None:
     """Leave the federation. The hub removes this site's A's from the knowledge base when it asks next."""
     site = open_site(folder)
-    site.leave()
-    say(f"{site.name} answers nothing any more; keep it started until the hub has asked once (weft site status)")
+    leaving.leave(site.folder)
+    say(f"{site.name} leaves; keep it started until weft site status says that the hub was told")
 
 
 @app.command("left")

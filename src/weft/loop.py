@@ -236,6 +236,11 @@ class Federation:
         for request_id in [key for key, visit in out.items() if visit.client == client and visit.step <= step]:
             del out[request_id]
 
+    def dismiss(self, client: int) -> None:
+        """It has left in good order: nothing is expected of it, and its A's go from the knowledge base."""
+        self.forget(client, self.plan.tasks)
+        self.method.part(self.server, client)
+
     def replies(self, asked: list[Visit], deadline: float | None) -> Iterator[tuple[Message, Visit]]:
         """Ask; every answer that is what it should be, as it comes, also one to an earlier request."""
         out = self.progress.out

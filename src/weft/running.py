@@ -85,9 +85,7 @@ def resume(
     except Problem:
         record.close()
         raise
-    if (
-        record.folder / "contents.json"
-    ).exists():  # else nobody has begun: a hub makes the folder, its server app begins
+    if (record.folder / "contents.json").exists():  # else a hub has made the folder, and nobody has begun
         record.journal("resumed")
     return _work(record, workers, memory, save_every, screen, connect)
 

@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import weft
 from weft.client import World
 from weft.engines import Request, Saved
-from weft.engines.flower import client, engine, sharing
+from weft.engines.flower import client, engine, leaving, sharing
 from weft.engines.flower.engine import Far
 from weft.engines.flower.envelope import Answered, reply, unpack, unpack_reply
 from weft.errors import Problem
@@ -353,7 +353,7 @@ def test_a_plan_that_names_code_is_refused_before_it_is_loaded(line):
 # ---- what sites may do to a run --------------------------------------------------------------------------------------
 
 
-def leaving(when: int) -> Callable[[int, Message], Message | None]:
+def gone_from(when: int) -> Callable[[int, Message], Message | None]:
     """From the so-manyth message on, the second site says that it has left."""
 
     def spoil(number: int, message: Message) -> Message | None:
@@ -365,10 +365,19 @@ def leaving(when: int) -> Callable[[int, Message], Message | None]:
 
 @pytest.mark.parametrize("how", ["none", "tasks", "arrival"])
 def test_a_run_ends_though_a_site_leaves(tmp_path, how):
-    folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"], leaving(3)), **{"async": how})
+    folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"], gone_from(3)), **{"async": how})
     assert weft.Result(folder).accuracy > 0
     assert [key for key in outcome(folder) if key.startswith("A 1.")] == []
     assert [key for key in outcome(folder) if key.startswith("A 0.")] == ["A 0.0", "A 0.1"]
+    told = [event["event"] for event in events(folder)]
+    assert (told.count("left"), told.count("incident")) == (1, 0)  # it said so: nobody waits for an answer of it
+
+
+def test_a_site_writes_down_that_the_hub_was_told(tmp_path):
+    (tmp_path / "b").mkdir()
+    leaving.leave(tmp_path / "b")
+    run(tmp_path / "run", Loop(tmp_path, ["a", "b"]))
+    assert [told.run for told in leaving.told(tmp_path / "b")] == ["run"]
 
 
 def rewritten(message: Message, folder: Path, change: Callable[[Words], Words]) -> Message:

@@ -15,13 +15,20 @@ import secrets
 import socket
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import filelock
 
 from weft.errors import Problem, nearest
-from weft.hub import keys, supervision
+from weft.hub import supervision
 from weft.hub.programs import NAME, UP, ask, check_flower, program, surroundings
+from weft.lazy import lazy
 from weft.record import write_text
+
+if TYPE_CHECKING:
+    from weft.hub import keys
+else:
+    keys = lazy("weft.hub.keys")  # to look at a hub needs no cryptography
 
 SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 APP = """[project]
@@ -175,6 +182,11 @@ class Hub:
         path = self.folder / "nodes.json"
         numbers: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return numbers
+
+    def invited(self) -> dict[str, float]:
+        """When each site was invited, in seconds since 1970: its public key is as old."""
+        found = {name: self._public_key(name) for name in self.sites()}
+        return {name: path.stat().st_mtime for name, path in found.items() if path.exists()}
 
     def begun(self) -> list[str]:
         """The folders of the runs that this hub began."""

@@ -46,10 +46,14 @@ def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
     images = {name: cache.fingerprint(name) for name in scenarios.of(plan).datasets}
     folder = (out or fresh_folder(plan)).absolute()
     Record.create(folder, plan, images).close()
-    run = f"{re.sub('[^0-9A-Za-z]+', '-', plan.name).strip('-')[:80] or 'run'}-{uuid.uuid4().hex[:12]}"
-    write_text(folder / SITES, json.dumps({"names": names, "run": run}) + "\n")
+    write_text(folder / SITES, json.dumps({"names": names, "run": name_for_sites(folder)}) + "\n")
     hub.note(folder)
     return folder
+
+
+def name_for_sites(folder: Path) -> str:
+    """Sites know a run by the name of its folder; letters behind it tell runs apart that were called the same."""
+    return f"{re.sub('[^0-9A-Za-z]+', '-', folder.name).strip('-')[:80] or 'run'}-{uuid.uuid4().hex[:12]}"
 
 
 def is_run(place: str) -> bool:
@@ -62,6 +66,7 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
     read_plan(folder)
     if not is_over(folder) and not at_work(hub, folder):
         wait_for_sites(hub, json.loads((folder / SITES).read_text(encoding="utf-8"))["names"], say, wait)
+    say(f"sites know this run as {json.loads((folder / SITES).read_text(encoding='utf-8'))['run']}")
     waiting = Waiting(folder)
     for _ in range(STARTS):
         if is_over(folder):

@@ -33,7 +33,7 @@ def work(grid: Grid, folder: Path) -> None:
 
 def connect(grid: Grid, sites: list[str], run: str, session: Session, saved: Saved) -> Engine:
     def remove(client: int) -> None:
-        session.federation.method.part(session.federation.server, client)
+        session.federation.dismiss(client)
 
     record = session.record
     return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove)

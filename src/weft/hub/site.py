@@ -14,14 +14,20 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from weft.engines.flower.warm import knock
 from weft.errors import Problem
-from weft.hub import keys, supervision
+from weft.hub import supervision
 from weft.hub.programs import check_flower, program, surroundings
+from weft.lazy import lazy
 from weft.record import write_text
 from weft.scenarios import sites
+
+if TYPE_CHECKING:
+    from weft.hub import keys
+else:
+    keys = lazy("weft.hub.keys")  # to look at a site needs no cryptography
 
 
 class Site:
@@ -88,31 +94,6 @@ class Site:
         tasks.append({"name": name, "folder": str(images.resolve()), "bits": bits})
         write_text(self.folder / "tasks.json", json.dumps(tasks, indent=2) + "\n")
         return found
-
-    def leave(self) -> None:
-        """From now on every question is answered with: this site has left."""
-        write_text(self.folder / "leaving", "")
-
-    @property
-    def has_left(self) -> bool:
-        return (self.folder / "leaving").exists()
-
-    def runs(self) -> dict[str, dict[str, Any]]:
-        """What it remembers: for each run how many answers, and the last one's name."""
-        found = {}
-        for path in sorted((self.folder / "state").glob("*/manifest.json")):
-            manifest = json.loads(path.read_text(encoding="utf-8"))
-            answers = sum(manifest["answers"].values())
-            found[path.parent.name] = {"answers": answers, "last": list(manifest["replies"])[-1]}
-        return found
-
-    def run_called(self, name: str) -> str:
-        """A run by its name, or by the beginning of it that the hub's plan gave: `own` for own-5c1e0b7a99d2."""
-        found = [run for run in self.runs() if name == run or run.startswith(f"{name}-")]
-        if len(found) != 1:
-            several = f"{', '.join(found)} are called so" if found else f"it knows {', '.join(self.runs()) or 'none'}"
-            raise Problem(f"{self.name} cannot tell which run {name!r} is; {several}")
-        return found[0]
 
 
 def _read_invitation(path: Path) -> dict[str, str]:

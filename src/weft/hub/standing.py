@@ -37,16 +37,13 @@ def state(folder: Path) -> State:
         "incidents": of.total(),
         "of": dict(of),
         "over": over,
+        "left": {str(event.facts.get("site")): event.at for event in events if event.event == "left"},
         "waiting for": [] if over else Waiting(folder).now(),
     }
 
 
 def in_words(state: State) -> str:
-    """
-    >>> words = {"run": "", "rounds": 4, "incidents": 1, "of": {"cleo": 1}, "over": False, "waiting for": ["ben: no task"]}
-    >>> in_words(words)
-    'under way, 4 rounds done, 1 incident (cleo: 1), waiting for ben: no task'
-    """
+    """Such as: under way, 4 rounds done, 1 incident (cleo: 1), ben has left, waiting for ada: it has no task 1 yet"""
     if "problem" in state:
         return str(state["problem"])
     whose = ", ".join(f"{site}: {count}" for site, count in state["of"].items())
@@ -54,6 +51,7 @@ def in_words(state: State) -> str:
         "finished" if state["over"] else "under way",
         f"{state['rounds']} rounds done",
         f"{state['incidents']} incident{'' if state['incidents'] == 1 else 's'} ({whose})" if whose else "no incidents",
+        *(f"{site} has left" for site in state["left"]),
         *(f"waiting for {line}" for line in state["waiting for"]),
     ]
     return ", ".join(words)
@@ -76,3 +74,9 @@ def _whose(event: Event, names: list[str]) -> str:
     if not isinstance(client, int):
         return HUB
     return names[client] if 0 <= client < len(names) else f"client {client}"
+
+
+def left(states: list[State], invited: dict[str, float]) -> set[str]:
+    """The sites that said in a run that they have left, unless they were invited again since then."""
+    said = [pair for state in states for pair in state.get("left", {}).items()]
+    return {site for site, at in said if site in invited and at >= invited[site]}

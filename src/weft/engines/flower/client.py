@@ -15,7 +15,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from weft.engines.flower import left
+from weft.engines.flower import leaving, left
 from weft.engines.flower.asking import fault
 from weft.engines.flower.envelope import Answered, BadEnvelope, reply, unpack
 from weft.engines.flower.memory import FAILED, Memory, NotYet
@@ -29,7 +29,8 @@ RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the na
 def on_message(message: Message, context: Context) -> Message:
     began = time.perf_counter()
     site = Path(str(context.node_config["site"]))
-    if (site / "leaving").exists():
+    if leaving.has_left(site):
+        leaving.note(site, _run_of(message))
         return reply(Answered(left=True), message)
     try:
         asked = unpack(message)
@@ -50,6 +51,15 @@ def on_message(message: Message, context: Context) -> Message:
         raise Problem(FAILED) from None
     left.note(site, str(context.node_config.get("hub", "")), asked.run, wire)
     return reply(Answered(wire, time.perf_counter() - began), message)
+
+
+def _run_of(message: Message) -> str:
+    """The name of the run that a message belongs to, if it says one that can be written down."""
+    try:
+        name = unpack(message).run
+    except BadEnvelope:
+        return ""
+    return name if RUN_NAME.fullmatch(name) else ""
 
 
 def with_share(plan: Plan, site: Path) -> Plan:

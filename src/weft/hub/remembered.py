@@ -1,0 +1,68 @@
+"""The runs that a site remembers, and which of them a person means."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft.errors import Problem
+from weft.record import read_manifest
+
+
+@dataclass(frozen=True)
+class Known:
+    """A run, as the site knows it; its id is the name of the hub's run folder and twelve letters."""
+
+    id: str
+    plan: str  # the name of the hub's plan
+    answers: int
+    tasks: int  # finished
+    last: str  # the request that was answered last: task.round.client
+    when: str  # UTC; that it was answered
+
+    @property
+    def name(self) -> str:
+        return self.id.rpartition("-")[0]
+
+    def in_words(self) -> str:
+        answers = f"{self.answers} answer{'' if self.answers == 1 else 's'}"
+        tasks = f"{self.tasks} task{'' if self.tasks == 1 else 's'} learned"
+        return f"{self.id}: {tasks}, {answers}, the last on {self.when} UTC"
+
+
+def known(site: Path) -> list[Known]:
+    """The one that was answered last comes last."""
+    found = [(path.stat().st_mtime_ns, path.parent) for path in (site / "state").glob("*/manifest.json")]
+    return [_known(folder, at) for at, folder in sorted(found)]
+
+
+def _known(folder: Path, at: int) -> Known:
+    from weft.report.states import read_numbers
+
+    manifest = read_manifest(folder) or {"states": {}, "answers": {}, "replies": {}}
+    finished = [read_numbers(folder / state["file"][0]).get("finished", -1) for state in manifest["states"].values()]
+    plan = ""
+    with contextlib.suppress(OSError, ValueError):
+        plan = str(tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8")).get("name", ""))
+    when = datetime.datetime.fromtimestamp(at / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    tasks, answers = max(finished, default=-1) + 1, sum(manifest["answers"].values())
+    return Known(folder.name, plan, answers, tasks, ["", *manifest["replies"]][-1], when)
+
+
+def run_called(name: str, runs: list[Known]) -> Known:
+    """A run by its id or an unambiguous beginning of it; by a name, of the run or of its plan, the latest so called."""
+    for fits in (
+        [run for run in runs if run.id == name],
+        [run for run in runs if run.name == name][-1:],
+        [run for run in runs if run.plan == name][-1:],
+        [run for run in runs if run.id.startswith(name)],
+    ):
+        if len(fits) == 1:
+            return fits[0]
+        if fits:
+            raise Problem(f"several runs begin with {name}; say which: {', '.join(run.id for run in fits)}")
+    there = f"there are {', '.join(run.id for run in runs)}" if runs else "the site has answered in none yet"
+    raise Problem(f"there is no run {name} here; {there}")
