@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
+import filelock
 import pytest
+import typer
+from PIL import Image
 
 from weft import cli_site
-from weft.engines.flower import leaving
+from weft.engines.flower import leaving, left
 from weft.engines.flower.memory import Memory
 from weft.errors import Problem
-from weft.hub import remembered, runs
-from weft.message import Message, encode
+from weft.hub import remembered, runs, supervision
+from weft.hub.site import Site
+from weft.message import Message, decode, encode
 from weft.plan import Plan
+from weft.scenarios import sites
 
 TINY = {
     "name": "own",
@@ -128,3 +134,201 @@ def test_status_says_whether_the_hub_knows_that_a_site_leaves(site, capsys):
     assert [line.split()[-1] for line in said.splitlines() if "the hub was told on 2" in line] == [FIRST, OTHER]
     cli_site.leave_command(site)
     assert len(leaving.told(site)) == 2  # to say it again forgets nothing
+
+
+# ---- what has left ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def given(site) -> Path:
+    """Two replies of a real LeNet of the paper's size, with all that a site sends."""
+    plan = Plan.merge({**TINY, "network": "lenet"})
+    for step, ops in enumerate((("begin", "train", "send"), ("finish", "give", "test"))):
+        request = Message("server", "client-1", f"0.{step}.1", ops, 0, step)
+        left.note(site, "hub.hospital.example.org:9443", FIRST, Memory(site / "state", plan, 1).answer(encode(request)))
+    return site
+
+
+def test_what_has_left_is_one_line_for_each_tensor_at_80_columns(given, capsys):
+    rows = left.read(given)
+    cli_site.left_command(given)
+    head, *lines, total = capsys.readouterr().out.splitlines()
+    assert (FIRST in head, "hub.hospital.example.org:9443" in head) == (True, True)
+    assert len(lines) == len(rows) >= 4
+    assert max(map(len, lines)) <= 80
+    assert all(row["tensor"] in line and row["shape"] in line for row, line in zip(rows, lines, strict=True))
+    assert total == f"{sum(row['bytes'] for row in rows):,} bytes have left ada"
+
+
+def test_bytes_are_numbers_in_json(given, capsys):
+    cli_site.left_command(given, as_json=True)
+    rows = json.loads(capsys.readouterr().out)
+    assert all(type(row["bytes"]) is int and row["bytes"] > 0 for row in rows)
+
+
+def test_a_damaged_list_of_what_left_is_one_line(given):
+    with (given / "left.csv").open("a") as file:
+        file.write("2026,a,b\n")
+    with pytest.raises(Problem, match=r"left\.csv cannot be read"):
+        left.read(given)
+
+
+# ---- a folder of images ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def images(tmp_path) -> Path:
+    folder: Path = tmp_path / "images"
+    for place, name in enumerate(("ill", "well")):
+        (folder / name).mkdir(parents=True)
+        for count in range(10):
+            Image.new("RGB", (8, 8), (100 * place + count, count, 9)).save(folder / name / f"{count}.png")
+    return folder
+
+
+def check(folder: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    with pytest.raises(typer.Exit) if code else contextlib.nullcontext():
+        cli_site.check_command(folder)
+    return capsys.readouterr().out
+
+
+def dicom(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(128) + b"DICM" + bytes(200))
+
+
+def test_files_that_are_no_images_are_counted_and_named(images, capsys):
+    assert "left out" not in check(images, capsys)
+    (images / "notes.txt").write_text("of the ward")
+    (images / ".DS_Store").write_text("")
+    dicom(images / "ill" / "scan.dcm")
+    assert "2 files left out, no image by the name: ill/scan.dcm, notes.txt\n" in check(images, capsys)
+    with pytest.raises(typer.Exit):
+        cli_site.check_command(images, as_json=True)
+    assert json.loads(capsys.readouterr().out)["others"] == ["ill/scan.dcm", "notes.txt"]
+
+
+@pytest.mark.parametrize("name", ["scan.dcm", "IM000001"])
+def test_a_folder_of_dicom_alone_is_told_to_be_exported(tmp_path, name, capsys):
+    for place in range(2):
+        dicom(tmp_path / "scans" / f"class{place}" / name)
+    said = check(tmp_path / "scans", capsys, code=2)
+    assert f"has no images but 2 DICOM files, such as class0/{name}; export them to PNG first" in said
+
+
+def test_why_a_file_cannot_be_read_is_said_in_words_of_ours(images, capsys):
+    (images / "ill" / "text.png").write_text("no picture")
+    (images / "ill" / "empty.png").write_bytes(b"")
+    dicom(images / "ill" / "scan.png")
+    said = check(images, capsys, code=2)
+    assert "BytesIO" not in said
+    assert "text.png (of another kind than its name says) is no image that can be read" in said
+    assert "empty.png (empty) is no image" in said
+    assert "scan.png (a DICOM file; export it to PNG first) is no image" in said
+
+
+def test_groups_are_counted(images, capsys):
+    assert "no groups: every image is cut by itself" in check(images, capsys)
+    for name in ("ill", "well"):
+        for count in range(10):
+            patient = images / name / f"patient{count // 2}"
+            patient.mkdir(exist_ok=True)
+            (images / name / f"{count}.png").rename(patient / f"{count}.png")
+    assert "  5 groups (folders below a class, such as a patient's), each on one side" in check(images, capsys)
+
+
+def test_one_image_is_not_images(images, capsys):
+    (images / "rare").mkdir()
+    (images / "ill" / "0.png").rename(images / "rare" / "0.png")
+    assert "  rare: 1 image, 1 to train, 0 to valid, 0 to test\n" in check(images, capsys)
+
+
+# ---- tasks -----------------------------------------------------------------------------------------------------------
+
+
+def learn(site: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of the site's own tasks begins one of them."""
+    monkeypatch.setenv("WEFT_SITE", str(site))
+    plan = Plan.merge({key: value for key, value in TINY.items() if "scenario" not in key} | {"scenario": "sites"})
+    ask = encode(Message("server", "client-1", f"{step}.0.1", ("begin", "train"), step, 0))
+    assert not decode(Memory(site / "state" / FIRST, plan, 1).answer(ask)).error
+
+
+@pytest.fixture
+def announced(site, images) -> Path:
+    for name in ("lungs", "hearts", "knees"):
+        cli_site.add_command(name, images, sites.DEPTH, site)
+    return site
+
+
+def test_a_task_that_no_run_has_begun_can_be_removed(announced, images, monkeypatch, capsys):
+    learn(announced, 0, monkeypatch)
+    before = sites.build(sites.Options(), 1, 3, 0).sequences[0]
+    capsys.readouterr()
+    cli_site.remove_command("hearts", announced)
+    assert f"task 1: knees ({images})" in capsys.readouterr().out
+    cli_site.list_command(announced)
+    assert capsys.readouterr().out.split()[2::4] == ["lungs", "knees"]
+    after = sites.build(sites.Options(), 1, 3, 0).sequences[0]
+    assert [task.fingerprint for task in after] == [before[0].fingerprint, before[2].fingerprint]
+    assert len(list((announced / "tasks").glob("*.npz"))) == 2
+    cli_site.add_command("elbows", images, sites.DEPTH, announced)  # takes the place of no other's pack
+    assert len(set(sites.packs(announced))) == 3
+    learn(announced, 1, monkeypatch)
+    with pytest.raises(Problem, match=f"task 1 .knees. was begun in the run {FIRST}"):
+        Site(announced).remove_task("knees")
+    assert [task["name"] for task in sites.listed(announced)] == ["lungs", "knees", "elbows"]
+
+
+def test_no_task_is_removed_while_the_site_works_or_that_is_not_there(announced, monkeypatch):
+    learn(announced, 0, monkeypatch)
+    with pytest.raises(Problem, match=r"has no task knee; .*knees"):
+        Site(announced).remove_task("knee")
+    with filelock.FileLock(announced / "state" / FIRST / ".lock"), pytest.raises(Problem, match="at work on study"):
+        Site(announced).remove_task("knees")
+    assert len(sites.listed(announced)) == 3
+
+
+def test_tasks_of_a_site_that_never_removed_one_are_where_they_were(announced):
+    """Its tasks.json was written before tasks had packs of their own number."""
+    words = [{key: value for key, value in task.items() if key != "pack"} for task in sites.listed(announced)]
+    (announced / "tasks.json").write_text(json.dumps(words))
+    assert sites.packs(announced) == [0, 1, 2]
+
+
+# ---- the site and its hub --------------------------------------------------------------------------------------------
+
+# as flwr 1.41.0 wrote it, of a site that was let in, of one that the hub had removed, and while the hub was stopped
+LET_IN = "INFO :      Starting Flower SuperNode\nINFO :      SuperNode ID: 15274791773210793579\n"
+REFUSED = """ERROR :     Exit Code: 305
+Failed to initialize the connection to the SuperLink.
+[code: 2004] Failed to activate SuperNode.
+The SuperNode could not establish a connection to the SuperLink.
+INFO:     Finished server process [31538]
+INFO :      Starting Flower SuperNode
+"""
+RETRYING = "WARNING :   Connection attempt failed, retrying in 15.35 seconds\n"
+BACK = "INFO :      Connection successful after 52.63 seconds and 9 tries.\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "failing", "said"),
+    [
+        (LET_IN, 0.0, ""),
+        (LET_IN + RETRYING + REFUSED, 1e9, "the hub does not let it in since 2001-09-09 01:46:40 UTC: it was removed"),
+        (LET_IN + RETRYING, 0.0, "the hub cannot be reached; last tried 1970-01-01 00:00:07 UTC"),
+        (LET_IN + RETRYING + BACK, 0.0, ""),
+        (LET_IN + REFUSED + LET_IN, 0.0, ""),
+    ],
+)
+def test_status_says_whether_the_hub_lets_the_site_in(site, log, failing, said, capsys):
+    path = site / "logs" / "supernode.log"
+    path.write_text(log)
+    os.utime(path, (7, 7))
+    processes = {"supernode": {"pid": 1, "starts": 5, "failing": failing}}
+    (site / supervision.FILE).write_text(json.dumps({"supervisor": 1, "processes": processes}))
+    assert "the hub" not in status(site, capsys)  # it is down: what its log says is of the past
+    with supervision.hold(site):
+        told = status(site, capsys)
+    assert said in told
+    assert bool(said) == ("the hub" in told)

@@ -107,3 +107,26 @@ def test_whoever_looks_does_not_keep_another_from_starting(tmp_path):
         ended.set()
         looker.join()
     assert supervision.running(tmp_path) is None
+
+
+def test_it_is_written_down_since_when_a_process_does_not_stay(tmp_path, monkeypatch):
+    (tmp_path / "logs").mkdir()
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    keeper = supervision.Supervisor(tmp_path, {"sleeper": lambda: command}, {}, lambda line: None)
+
+    def failing() -> float:
+        keeper._turn()
+        return json.loads((tmp_path / supervision.FILE).read_text())["processes"]["sleeper"]["failing"]
+
+    try:
+        assert failing() == 0
+        os.kill(pid_of(tmp_path), signal.SIGKILL)
+        keeper._kept["sleeper"].process.wait()
+        since = failing()
+        assert abs(since - time.time()) < 10
+        keeper._kept["sleeper"].due = 0.0  # there is a pause before it is started again
+        assert failing() == since
+        monkeypatch.setattr(supervision, "LIVED", 0.0)  # from now on it has lived for long
+        assert failing() == 0
+    finally:
+        keeper._end_all()

@@ -6,13 +6,12 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from weft import screens
 from weft.cli_export import Kind, write_out
 from weft.cli_hub import AsJson, Detached, say
 from weft.engines.flower import leaving, sharing
@@ -26,7 +25,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Take part in a federation with data of your own.")
 tasks = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The site's own tasks.")
 app.add_typer(tasks, name="task")
-out = Console()
+
+MOST_NAMED = 5  # files in a line
 
 Folder = Annotated[Path, typer.Option("--folder", help="The site's folder.")]
 Images = Annotated[Path, typer.Argument(metavar="FOLDER", help="Images, with a subfolder for each class.")]
@@ -60,12 +60,20 @@ def check_command(images: Images, bits: Bits = sites.DEPTH, as_json: AsJson = Fa
     found = sites.look(images, bits)
     classes = sites.counted(found)
     if as_json:
-        told = {"classes": classes, "faults": found.faults, "notes": found.notes}
+        told = {
+            "classes": classes,
+            "groups": found.groups,
+            "others": found.others,
+            "faults": found.faults,
+            "notes": found.notes,
+        }
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
         raise typer.Exit(2 if found.faults else 0)
     for name, parts in classes.items():
         said = ", ".join(f"{count} to {part}" for part, count in parts.items())
-        say(f"  {name}: {sum(parts.values())} images, {said}")
+        say(f"  {name}: {_so_many(sum(parts.values()), 'image')}, {said}")
+    for line in _beside_images(found):
+        say(f"  {line}")
     for fault in found.faults:
         say(f"  wrong: {fault}")
     for note in found.notes:
@@ -73,6 +81,25 @@ def check_command(images: Images, bits: Bits = sites.DEPTH, as_json: AsJson = Fa
     say("it can be a task" if not found.faults else "it cannot be a task yet")
     if found.faults:
         raise typer.Exit(2)
+
+
+def _beside_images(found: sites.Found) -> Iterator[str]:
+    """Of a folder: how many groups it has, and which files are no images."""
+    if found.task is not None and found.groups:
+        yield f"{_so_many(found.groups, 'group')} (folders below a class, such as a patient's), each on one side"
+    elif found.task is not None:
+        yield "no groups: every image is cut by itself (images of one patient belong in a folder below the class)"
+    if found.others:
+        some = ", ".join(found.others[:MOST_NAMED]) + (", ..." if len(found.others) > MOST_NAMED else "")
+        yield f"{_so_many(len(found.others), 'file')} left out, no image by the name: {some}"
+
+
+def _so_many(count: int, word: str) -> str:
+    """
+    >>> _so_many(1, "image"), _so_many(1200, "image")
+    ('1 image', '1,200 images')
+    """
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
 
 
 @tasks.command("add")
@@ -88,9 +115,42 @@ def add_command(
     classes = sites.counted(found)
     images = sum(sum(parts.values()) for parts in classes.values())
     place = len(sites.listed(site.folder)) - 1
-    say(f"{site.name}: task {place} is {name}, {len(classes)} classes, {images} images")
+    say(f"{site.name}: task {place} is {name}, {len(classes)} classes, {_so_many(images, 'image')}")
+    for line in _beside_images(found):
+        say(f"  {line}")
     for note in found.notes:
         say(f"  note: {note}")
+
+
+@tasks.command("list")
+def list_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None:
+    """The site's own tasks, in the order in which runs learn them."""
+    site = open_site(folder)
+    listed = sites.listed(site.folder)
+    if as_json:
+        sys.stdout.write(json.dumps(listed, indent=2) + "\n")
+        return
+    for place, task in enumerate(listed):
+        say(_task_words(place, task))
+    if not listed:
+        say(f"{site.name} has no tasks; weft site task add --name N --data FOLDER announces one")
+
+
+@tasks.command("remove")
+def remove_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What the task is called here.")],
+    folder: Folder = Path("site"),
+) -> None:
+    """Take back a task that no run has begun, with the images that were packed for it; your files stay."""
+    site = open_site(folder)
+    site.remove_task(name)
+    say(f"{site.name} has no task {name} any more")
+    for place, task in enumerate(sites.listed(site.folder)):
+        say(f"  {_task_words(place, task)}")
+
+
+def _task_words(place: int, task: dict[str, Any]) -> str:
+    return f"task {place}: {task['name']} ({task['folder']})"
 
 
 @app.command("start")
@@ -128,20 +188,33 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         "tasks": sites.listed(site.folder),
         "runs": [dataclasses.asdict(run) for run in runs],
     }
+    trouble = _trouble(site.folder, found)
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
     say(f"{site.name} of {site.hub} is {'up' if found['processes'] else 'down'}")
+    if trouble:
+        say(f"  {trouble}")
     for line in _leaving_words(found):
         say(f"  {line}")
     for name, words in (found["processes"]["processes"] if found["processes"] else {}).items():
-        if words["starts"] > 1:  # another site with the same key, a hub that is away: Flower's log says it
-            say(f"  {name} was started {words['starts']} times; {site.folder / 'logs' / name}.log says why it ended")
+        if words["starts"] > 1:
+            say(f"  {name} was started {words['starts']} times ({site.folder / 'logs' / name}.log)")
     say(f"  gives of its A's: {found['share']} (weft site share)")
     for place, task in enumerate(found["tasks"]):
-        say(f"  task {place}: {task['name']} ({task['folder']})")
+        say(f"  {_task_words(place, task)}")
     for run in runs:
         say(f"  run {run.in_words()}")
+
+
+def _trouble(folder: Path, found: dict[str, Any]) -> str:
+    """Between the site and its hub, while the site is up; for JSON it stands in what was found, in one word."""
+    from weft.hub import link
+
+    log = folder / "logs" / "supernode.log"
+    supernode = (found["processes"] or {"processes": {}})["processes"].get("supernode")
+    found["link"] = link.state(log) if supernode else ""
+    return link.in_words(found["link"], supernode, log) if supernode else ""
 
 
 def _leaving_words(found: dict[str, Any]) -> list[str]:
@@ -208,5 +281,6 @@ def left_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None
     elif not rows:
         say(f"nothing has left {site.name}")
     else:
-        out.print(screens.listing(rows, left.COLUMNS))
-        say(f"{sum(int(row['bytes']) for row in rows):,} bytes have left {site.name}")
+        for line in left.lines(rows):
+            say(line)
+        say(f"{sum(row['bytes'] for row in rows):,} bytes have left {site.name}")

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data import cache
-from weft.data.pictures import BAD_PICTURE, MOST_FILE_BYTES, SIDE, SUFFIXES, own_picture
+from weft.data.pictures import BAD_PICTURE, MOST_FILE_BYTES, SIDE, SUFFIXES, is_dicom, own_picture
 from weft.errors import Problem
 
 PARTS = ("train", "valid", "test")
@@ -91,9 +91,39 @@ def find_task(folder: Path) -> list[Row]:
     if not folder.is_dir():
         raise Problem(f"{folder} is no folder")
     rows = list(_in_task("", folder, f"CLASS/image.png below {folder}"))
+    if not rows and (dicom := others(folder)[1]):
+        raise Problem(
+            f"{folder} has no images but {len(dicom)} DICOM file{'s' if len(dicom) > 1 else ''}, such as {dicom[0]}; "
+            "export them to PNG first, with 16 bits if they are deep"
+        )
     if not rows:
         raise Problem(f"{folder} has no images; they lie in CLASS/image.png below it")
     return rows
+
+
+def others(folder: Path) -> tuple[list[str], list[str]]:
+    """Files below a folder that are no pictures by their names, and those among them that are DICOM."""
+    found = [
+        file
+        for file in sorted(folder.rglob("*"))
+        if file.suffix.lower() not in SUFFIXES and not _is_hidden(file.relative_to(folder)) and file.is_file()
+    ]
+    dicom = [file for file in found if _is_dicom(file)]
+    return [str(file.relative_to(folder)) for file in found], [str(file.relative_to(folder)) for file in dicom]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def _is_dicom(file: Path) -> bool:
+    if file.suffix.lower() in (".dcm", ".dicom"):
+        return True
+    try:
+        with file.open("rb") as opened:
+            return is_dicom(opened.read(132))
+    except OSError:
+        return False
 
 
 def _in_folder(folder: Path) -> Iterator[Row]:

@@ -83,8 +83,20 @@ def _to_bytes(values: NDArray[np.int64], bits: int) -> Images:
     return np.asarray(values.clip(0, white) * 255 // white, dtype=np.uint8)
 
 
+def is_dicom(start: bytes) -> bool:
+    """By the first bytes of a file: DICOM's often have no suffix."""
+    return start[128:132] == b"DICM"
+
+
+def _what_it_is(blob: bytes) -> str:
+    """Of bytes that are no picture."""
+    if is_dicom(blob):
+        return "a DICOM file; export it to PNG first"
+    return "of another kind than its name says" if blob else "empty"
+
+
 def _opened(blob: bytes) -> Image:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what it grumbles about is either read or refused below
@@ -96,6 +108,8 @@ def _opened(blob: bytes) -> Image:
                 return image
         except Image.DecompressionBombError as error:
             raise ValueError(str(error)) from None
+        except UnidentifiedImageError:  # Pillow's words name an object in memory
+            raise ValueError(_what_it_is(blob)) from None
 
 
 def _resized(image: Image, side: int | None) -> Images:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import filelock
 
 from weft.errors import Problem
 from weft.record import read_manifest
@@ -39,11 +43,41 @@ def known(site: Path) -> list[Known]:
     return [_known(folder, at) for at, folder in sorted(found)]
 
 
-def _known(folder: Path, at: int) -> Known:
+@contextlib.contextmanager
+def still(site: Path) -> Iterator[None]:
+    """No run is worked on meanwhile; a `Problem` if one is just now."""
+    from weft.engines.flower.memory import LOCK  # loads torch
+
+    with contextlib.ExitStack() as held:
+        for folder in (site / "state").iterdir():
+            try:
+                held.enter_context(filelock.FileLock(folder / LOCK, timeout=0))
+            except filelock.Timeout:
+                raise Problem(f"the site is at work on {folder.name}; try again in a moment") from None
+        yield
+
+
+def who_began(site: Path, step: int) -> str | None:
+    """A run that has begun this task of the site's own, if one has."""
+    for manifest in (site / "state").glob("*/manifest.json"):
+        plan = tomllib.loads((manifest.parent / "plan.toml").read_text(encoding="utf-8"))
+        begun = [numbers.get("begun", -1) for numbers in _numbers(manifest.parent)]
+        if plan.get("scenario") == "sites" and max(begun, default=-1) >= step:
+            return manifest.parent.name
+    return None
+
+
+def _numbers(folder: Path) -> list[dict[str, Any]]:
+    """Of the state of each client that the site is in a run, which is one."""
     from weft.report.states import read_numbers
 
-    manifest = read_manifest(folder) or {"states": {}, "answers": {}, "replies": {}}
-    finished = [read_numbers(folder / state["file"][0]).get("finished", -1) for state in manifest["states"].values()]
+    manifest = read_manifest(folder) or {"states": {}}
+    return [read_numbers(folder / state["file"][0]) for state in manifest["states"].values()]
+
+
+def _known(folder: Path, at: int) -> Known:
+    manifest = read_manifest(folder) or {"answers": {}, "replies": {}}
+    finished = [numbers.get("finished", -1) for numbers in _numbers(folder)]
     plan = ""
     with contextlib.suppress(OSError, ValueError):
         plan = str(tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8")).get("name", ""))

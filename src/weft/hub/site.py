@@ -14,11 +14,11 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.engines.flower.warm import knock
-from weft.errors import Problem
-from weft.hub import supervision
+from weft.errors import Problem, nearest
+from weft.hub import remembered, supervision
 from weft.hub.programs import check_flower, program, surroundings
 from weft.lazy import lazy
 from weft.record import write_text
@@ -90,10 +90,28 @@ class Site:
             raise Problem(f"{found.faults[0]} (weft site check {images} says all)")
         if name in [task["name"] for task in tasks]:
             raise Problem(f"{self.name} has a task {name} already; choose another name")
-        sites.keep(self.folder, len(tasks), found)
-        tasks.append({"name": name, "folder": str(images.resolve()), "bits": bits})
-        write_text(self.folder / "tasks.json", json.dumps(tasks, indent=2) + "\n")
+        pack = max(sites.packs(self.folder), default=-1) + 1
+        sites.keep(self.folder, pack, found)
+        tasks.append({"name": name, "folder": str(images.resolve()), "bits": bits, "pack": pack})
+        self._write_tasks(tasks)
         return found
+
+    def remove_task(self, name: str) -> None:
+        """Only one that no run has begun: what was learned is known by the place of its task."""
+        tasks = sites.listed(self.folder)
+        names = [task["name"] for task in tasks]
+        if name not in names:
+            raise Problem(f"{self.name} has no task {name}; {nearest(name, names)}")
+        place, numbers = names.index(name), sites.packs(self.folder)
+        with remembered.still(self.folder):
+            if (run := remembered.who_began(self.folder, place)) is not None:
+                raise Problem(f"task {place} ({name}) was begun in the run {run}, and stays; later ones can be removed")
+            numbered = [{**task, "pack": pack} for task, pack in zip(tasks, numbers, strict=True)]
+            self._write_tasks([task for task in numbered if task["name"] != name])
+        (self.folder / "tasks" / f"{numbers[place]}.npz").unlink(missing_ok=True)
+
+    def _write_tasks(self, tasks: list[dict[str, Any]]) -> None:
+        write_text(self.folder / "tasks.json", json.dumps(tasks, indent=2) + "\n")
 
 
 def _read_invitation(path: Path) -> dict[str, str]:

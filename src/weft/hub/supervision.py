@@ -43,6 +43,7 @@ class Kept:
     due: float = 0.0
     pause: float = 0.0
     began: float = 0.0
+    failing: float = 0.0  # since when, in seconds since 1970, it ends soon after each start; 0: it does not
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
 
@@ -81,14 +82,20 @@ class Supervisor:
                 lived = time.monotonic() - kept.began
                 kept.pause = 0.0 if lived > LIVED else min(LONGEST_PAUSE, 2 * kept.pause + 1)
                 kept.due = time.monotonic() + kept.pause
+                kept.failing = kept.failing or time.time()
                 log = self._folder / "logs" / f"{name}.log"
                 self._say(f"{name} ended with {kept.process.returncode} after {lived:.0f} s; started again ({log})")
                 kept.process, changed = None, True
+            if kept.failing and kept.process is not None and time.monotonic() - kept.began > LIVED:
+                kept.failing, changed = 0.0, True
             if kept.process is None and time.monotonic() >= kept.due:
                 self._start(name, kept)
                 changed = True
         if changed:
-            words = {name: {"pid": kept.pid, "starts": kept.starts} for name, kept in self._kept.items()}
+            words = {
+                name: {"pid": kept.pid, "starts": kept.starts, "failing": kept.failing}
+                for name, kept in self._kept.items()
+            }
             write_text(self._folder / FILE, json.dumps({"supervisor": os.getpid(), "processes": words}) + "\n")
 
     def _start(self, name: str, kept: Kept) -> None:

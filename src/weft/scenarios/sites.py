@@ -47,6 +47,12 @@ class Found:
     task: Task | None
     faults: tuple[str, ...]  # it is no task while there are any
     notes: tuple[str, ...] = ()  # what a person should know of
+    others: tuple[str, ...] = ()  # files that are no images
+
+    @property
+    def groups(self) -> int:
+        """Patients, or whatever else has a folder below a class."""
+        return 0 if self.pictures is None else len(set(self.pictures.group.tolist()) - {""})
 
 
 def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
@@ -67,13 +73,15 @@ def listed(site: Path) -> list[dict[str, Any]]:
 
 def look(folder: Path, bits: int = DEPTH) -> Found:
     """Which classes and images a folder has, and what is wrong with it; every image is opened once."""
+    others = tuple(own.others(folder)[0])
     try:
         pictures = own.Pictures(**own.pack(folder, bits, own.find_task(folder)))
         faults = tuple(f"{file} is no image that can be read" for file in pictures.broken.tolist())
         task = _as_task(pictures, bits)
     except Problem as problem:
-        return Found(None, None, (str(problem),))
-    return Found(pictures, task, faults, (*task.warnings, *folders.depth_notes(pictures, bits, "--bits")))
+        return Found(None, None, (str(problem),), others=others)
+    notes = (*task.warnings, *folders.depth_notes(pictures, bits, "--bits"))
+    return Found(pictures, task, faults, notes, others)
 
 
 def counted(found: Found) -> dict[str, dict[Part, int]]:
@@ -84,15 +92,20 @@ def counted(found: Found) -> dict[str, dict[Part, int]]:
     return {name: {part: labels[part].count(place) for part in PARTS} for place, name in enumerate(found.task.classes)}
 
 
-def keep(site: Path, place: int, found: Found) -> None:
-    """Pack the images of what is going to be the task at that place into the site's folder."""
+def keep(site: Path, pack: int, found: Found) -> None:
+    """Pack the images of what is going to be a task into the site's folder."""
     assert found.pictures is not None
-    cache.write(site, f"tasks/{place}", vars(found.pictures))
+    cache.write(site, f"tasks/{pack}", vars(found.pictures))
+
+
+def packs(site: Path) -> list[int]:
+    """The number of each task's pack: its place when it was announced, unless tasks before it were removed since."""
+    return [int(words.get("pack", place)) for place, words in enumerate(listed(site))]
 
 
 def _task_of(site: Path, place: int) -> Task:
     words = listed(site)[place]
-    path = site / "tasks" / f"{place}.npz"
+    path = site / "tasks" / f"{packs(site)[place]}.npz"
     try:
         pictures = own.Pictures(**cache.read_arrays(path, own.KEYS))
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import datetime
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from weft.errors import Problem
 from weft.message import decode, weigh
@@ -12,6 +15,8 @@ from weft.tensors import Payload, Rows, Sparse, size
 
 COLUMNS = ("when", "to", "run", "request", "tensor", "shape", "bytes")
 FILE = "left.csv"
+
+Row = dict[str, Any]  # by column; bytes are a number
 
 
 def note(site: Path, hub: str, run: str, wire: bytes) -> None:
@@ -40,11 +45,26 @@ def shape_of(tensor: Payload) -> str:
     return f"{size(tensor)} values"
 
 
-def read(site: Path) -> list[dict[str, str]]:
+def read(site: Path) -> list[Row]:
     try:
         with (site / FILE).open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
+            return [{**row, "bytes": int(row["bytes"])} for row in csv.DictReader(file)]
     except FileNotFoundError:
         return []
-    except (OSError, csv.Error, UnicodeDecodeError):
+    except (OSError, csv.Error, ValueError, TypeError, KeyError):
         raise Problem(f"{site / FILE} cannot be read") from None
+
+
+def lines(rows: list[Row]) -> Iterator[str]:
+    """A line for each tensor, below one that says the day, to whom, and in which run: they fit into 80 columns."""
+    cells = [
+        [row["when"][11:19], row["request"], row["tensor"], row["shape"], f"{row['bytes']:,}".rjust(10)] for row in rows
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    pairs = zip(rows, cells, strict=True)
+    for (day, hub, run), told in itertools.groupby(
+        pairs, lambda pair: (pair[0]["when"][:10], pair[0]["to"], pair[0]["run"])
+    ):
+        yield f"on {day} (UTC) to {hub}, run {run}: time, request, tensor, shape, bytes"
+        for _, line in told:
+            yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

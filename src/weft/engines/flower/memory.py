@@ -23,6 +23,7 @@ from weft.state import State, files_of
 
 REPLIES_KEPT = 12  # a server goes back by a round and the closing of its task at most: five answers
 MEMORY = 1 << 14  # megabytes: one client is alone in its process
+LOCK = ".lock"
 FAILED = "it failed at the site, whose log says why"
 
 
@@ -66,7 +67,7 @@ class Memory:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        with filelock.FileLock(self._folder / ".lock"):
+        with filelock.FileLock(self._folder / LOCK):
             yield
 
     def _keep(self, host: Host, request_id: str, reply: bytes, replies: dict[str, Any]) -> None:
