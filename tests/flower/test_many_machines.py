@@ -21,25 +21,38 @@ TERMINAL = 2.0  # seconds after which what has not ended is serving
 
 @pytest.fixture
 def place(tmp_path):
-    yield tmp_path
+    """A folder of the clone, as far as the page needs the clone."""
+    (tmp_path / "examples").symlink_to(PAGE.parents[1] / "examples")
+    folder = tmp_path / "federation"
+    folder.mkdir()
+    yield folder
     for name in ("ada", "ben", "hub"):
-        if (tmp_path / name).is_dir():
-            supervision.stop(tmp_path / name)
+        if (folder / name).is_dir():
+            supervision.stop(folder / name)
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def commands() -> list[list[str]]:
-    found = re.findall(r"```sh\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    found = blocks("sh")
     lines = [line.split("#")[0].strip() for block in found for line in block.splitlines()]
     return [shlex.split(line) for line in lines if line]
 
 
 def test_a_person_follows_the_page(place: Path) -> None:
     serving = []
+    (plan,) = blocks("toml")
+    (place / "own.toml").write_text(plan.replace("rounds_per_task = 5", "rounds_per_task = 1"), encoding="utf-8")
     for words in commands():
         if words[0] in ("python3", ".", "pip", "mkdir", "cd"):  # the environment and the folder are those of this test
             continue
+        if words[0] == "python":
+            subprocess.run([sys.executable, *words[1:]], cwd=place, check=True)
+            continue
         assert words[0] == "weft", words
-        if words[1:3] == ["site", "start"]:
+        if words[1:3] == ["site", "start"] and "--detach" not in words:
             serving.append(subprocess.Popen([sys.executable, "-m", *words], cwd=place, stdout=subprocess.DEVNULL))
             time.sleep(TERMINAL)
             assert serving[-1].poll() is None, words
@@ -51,10 +64,11 @@ def test_a_person_follows_the_page(place: Path) -> None:
     result = weft.Result(place / "first")
     assert result.summary["clients"] == 2
     assert len(result.accuracy_matrix) == 2
+    assert weft.Result(place / "own").summary["scenario"] == "sites"
 
 
 def test_the_page_names_every_command() -> None:
     text = PAGE.read_text(encoding="utf-8")
     named = "hub init|hub start|hub status|hub invite|hub run|hub stop|site join|site check|site task add|site start"
-    for command in [*named.split("|"), "site status", "site leave", "site left"]:
+    for command in [*named.split("|"), "site status", "site leave", "site left", "site task list", "site export"]:
         assert f"weft {command}" in text, command
