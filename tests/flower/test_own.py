@@ -58,6 +58,9 @@ def test_own_images_waiting_and_leaving(federation: Federation, images: Path) ->
     assert command.wait(120) == 0, federation.log("own")
     assert federation.log("own").count("waiting for cleo: it has no task") == 1
     assert [event["site"] for event in events(run) if event["event"] == "left"] == ["cleo"]
+    assert "incident" not in [event["event"] for event in events(run)]
+    assert "it has left: the hub was told on" in federation.weft("site", "status", "--folder", "cleo")
+    assert "cleo, there; it has left (weft hub remove cleo takes it out)" in federation.weft("hub", "status")
     assert [key for key in outcome(run) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
     result = weft.Result(run)
     assert result.accuracy > 0.9
@@ -65,6 +68,8 @@ def test_own_images_waiting_and_leaving(federation: Federation, images: Path) ->
         "site", "export", "own", "--format", "safetensors", "--out", "ada.safetensors", "--folder", "ada"
     )
     assert "first (dark, light)" in said
+    (run_id,) = re.findall(r"sites know this run as (own-\w{12})", federation.log("own"))
+    assert f"run {run_id}: 2 tasks learned" in said
     assert "weft site export at the site" in federation.weft("export", "own", code=2)
     assert {row[4] for row in read_rows(run, "metrics.csv")} == {"class 0", "class 1"}
     contents = (run / "contents.json").read_text() + (run / "journal.jsonl").read_text()
