@@ -152,10 +152,11 @@ def given(site) -> Path:
 def test_what_has_left_is_one_line_for_each_tensor_at_80_columns(given, capsys):
     rows = left.read(given)
     cli_site.left_command(given)
-    head, *lines, total = capsys.readouterr().out.splitlines()
-    assert (FIRST in head, "hub.hospital.example.org:9443" in head) == (True, True)
+    columns, head, *lines, total = capsys.readouterr().out.splitlines()
+    assert columns.split() == ["UTC", "request", "tensor", "shape", "bytes"]
+    assert head.endswith(f"to hub.hospital.example.org:9443, run {FIRST}")
     assert len(lines) == len(rows) >= 4
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, [columns, head, *lines])) <= 80
     assert all(row["tensor"] in line and row["shape"] in line for row, line in zip(rows, lines, strict=True))
     assert total == f"{sum(row['bytes'] for row in rows):,} bytes have left ada"
 

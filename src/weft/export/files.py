@@ -83,7 +83,7 @@ def _write_onnx(model: Plain, facts: Facts, path: Path) -> None:
         import onnxruntime  # noqa: F401 - the file is checked with it
         import onnxscript  # noqa: F401 - torch.onnx is written in it
     except ImportError:
-        raise Problem(f"--format onnx {NEEDS}") from None
+        raise Problem(f"--format onnx {NEEDS}; --format safetensors needs nothing more") from None
     import torch
 
     with _quiet():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from weft.tensors import Payload, Rows, Sparse, size
 
 COLUMNS = ("when", "to", "run", "request", "tensor", "shape", "bytes")
 FILE = "left.csv"
+SHOWN = ("UTC", "request", "tensor", "shape", "bytes")  # in a line for a person
 
 Row = dict[str, Any]  # by column; bytes are a number
 
@@ -57,14 +58,17 @@ def read(site: Path) -> list[Row]:
 
 def lines(rows: list[Row]) -> Iterator[str]:
     """A line for each tensor, below one that says the day, to whom, and in which run: they fit into 80 columns."""
-    cells = [
-        [row["when"][11:19], row["request"], row["tensor"], row["shape"], f"{row['bytes']:,}".rjust(10)] for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    pairs = zip(rows, cells, strict=True)
-    for (day, hub, run), told in itertools.groupby(
-        pairs, lambda pair: (pair[0]["when"][:10], pair[0]["to"], pair[0]["run"])
+    cells = [[row["when"][11:19], *(row[key] for key in COLUMNS[3:6]), f"{row['bytes']:,}"] for row in rows]
+    widths = [max(map(len, column)) for column in zip(SHOWN, *cells, strict=True)]
+
+    def line(values: Sequence[str]) -> str:
+        *words, number = (value.ljust(width) for value, width in zip(values, widths, strict=True))
+        return "  ".join(["", *words, number.strip().rjust(widths[-1])])
+
+    yield line(SHOWN)
+    told = zip(rows, cells, strict=True)
+    for (day, hub, run), those in itertools.groupby(
+        told, lambda one: (one[0]["when"][:10], one[0]["to"], one[0]["run"])
     ):
-        yield f"on {day} (UTC) to {hub}, run {run}: time, request, tensor, shape, bytes"
-        for _, line in told:
-            yield "  " + "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        yield f"on {day} to {hub}, run {run}"
+        yield from (line(values) for _, values in those)
