@@ -28,12 +28,15 @@ def kb_of(finished):
     return found
 
 
+NO_ROWS = {"without": ("b_comm",)}  # A's alone
+
+
 @pytest.mark.parametrize("kb_size", [0, 1, 3, 5, "all"])
 @pytest.mark.parametrize("kb_from", ["all", "last"])
 @pytest.mark.parametrize("kb_own", [True, False])
 def test_what_a_client_is_given(kb_size, kb_from, kb_own):
     """Drawn by the method alone: nine A's of three clients and three tasks, and some of the present and the future."""
-    method = methods.load("fedweit", {"kb_size": kb_size, "kb_from": kb_from, "kb_own": kb_own})
+    method = methods.load("fedweit", {"kb_size": kb_size, "kb_from": kb_from, "kb_own": kb_own, **NO_ROWS})
     server = State(numbers={"held": {}})
     for client in range(3):
         for step in range(5):
@@ -55,7 +58,7 @@ def test_the_sample_is_drawn_for_each_client_and_task():
 
 def test_what_is_offered_stays_until_somebody_has_answered():
     """With clocks of their own kb grows between two requests of one task; a late answer may be to either."""
-    method, plan = methods.load("fedweit", {"kb_size": 1}), tiny(**{"async": "tasks"})
+    method, plan = methods.load("fedweit", {"kb_size": 1, **NO_ROWS}), tiny(**{"async": "tasks"})
     server = State(numbers={"held": {}})
     server.archive["1.0"] = Sparse.of(vector(1, 0))
     offers = []
@@ -77,7 +80,7 @@ def test_what_is_offered_stays_until_somebody_has_answered():
 
 
 def test_what_is_offered_by_somebody_who_left_is_taken_back():
-    method, plan = methods.load("fedweit", {"kb_size": "all"}), tiny(**{"async": "tasks"})
+    method, plan = methods.load("fedweit", {"kb_size": "all", **NO_ROWS}), tiny(**{"async": "tasks"})
     server = State(numbers={"held": {}})
     for key in ("1.0", "2.0"):
         server.archive[key] = Sparse.of(vector(1, 0))
