@@ -84,9 +84,13 @@ def test_what_a_killed_supervisor_leaves_is_ended_by_the_next(tmp_path, keeper):
 
 def test_nobody_elses_process_is_ended(tmp_path):
     """Its id may belong to another process by now."""
-    words = {"supervisor": 0, "processes": {"sleeper": {"pid": os.getpid(), "starts": 1}}}
-    (tmp_path / supervision.FILE).write_text(json.dumps(words))
-    supervision.end_leftovers(tmp_path)  # this process is alive to tell
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as somebody_elses:
+        words = {"supervisor": 0, "processes": {"sleeper": {"pid": somebody_elses.pid, "starts": 1}}}
+        (tmp_path / supervision.FILE).write_text(json.dumps(words))
+        supervision.end_leftovers(tmp_path)
+        time.sleep(0.2)
+        assert somebody_elses.poll() is None
+        somebody_elses.kill()
 
 
 def test_whoever_looks_does_not_keep_another_from_starting(tmp_path):
