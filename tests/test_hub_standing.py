@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+from cli_helpers import tiny
 
-import weft
 from weft import cli_hub, running
 from weft.engines import Engine, Saved
 from weft.hub import standing
@@ -19,16 +19,6 @@ from weft.session import Session, local_engine
 
 pytest_plugins = ["cli_helpers"]
 
-PLAN = {
-    "clients": 2,
-    "tasks": 1,
-    "network": "mlp",
-    "rounds_per_task": 1,
-    "batch_size": 10,
-    "scenario.train": 20,
-    "scenario.valid": 10,
-    "scenario.test": 10,
-}
 AWAY = ("away", {"client": 1, "site": "north", "time": 1.0})
 MISSING = ("incident", {"client": 1, "step": 0, "round": 0, "time": 1.0, "reason": "no answer"})
 
@@ -37,7 +27,7 @@ MISSING = ("incident", {"client": 1, "step": 0, "round": 0, "time": 1.0, "reason
 def run(tmp_path) -> Path:
     """As `weft hub run` makes it."""
     folder: Path = tmp_path / "study"
-    Record.create(folder, weft.Plan.merge(PLAN)).close()
+    Record.create(folder, tiny(clients=2, tasks=1, rounds_per_task=1)).close()
     write_text(folder / SITES, json.dumps({"names": ["ada", "north"], "run": "study-0123456789ab"}) + "\n")
     return folder
 
