@@ -17,6 +17,7 @@ from methods_helpers import (
 from torch.nn import functional
 
 from weft import methods
+from weft.errors import Problem
 from weft.message import Message
 from weft.methods import averaging
 from weft.methods.fedweit import Options
@@ -352,3 +353,8 @@ def test_the_gradients_of_a_step_are_those_of_eq_2(name, mask, past):
     objective = objective + 0.05 * (v["adaptive"].square().sum() + v["mask"].square().sum())
     for key, gradient in zip(v, torch.autograd.grad(objective, list(v.values())), strict=True):
         torch.testing.assert_close(found[key], gradient, rtol=1e-3, atol=1e-4, msg=lambda said, n=key: f"{n}: {said}")
+
+
+def test_a_run_of_a_weft_that_sent_other_rows_is_refused_in_words():
+    with pytest.raises(Problem, match="begin it anew"):
+        methods.load("fedweit", {}).brief(State(numbers={"held": {}}), 0, 0, False, tiny())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
+from weft.errors import Problem
 from weft.lazy import lazy
 from weft.methods import apd, base
 from weft.methods.apd import APD, DecomposedWork, words
@@ -159,6 +160,8 @@ class FedWeIT(APD):
 
     def _news(self, server: State, client: int) -> tensors.Rows:
         """The rows of theta_G that have changed since this client last sent what it made of them."""
+        if "merges" not in server.numbers:
+            raise Problem("this run was begun by a weft that sent other rows (method.rows); begin it anew")
         merges, since = server.numbers["merges"], server.numbers["told"].get(str(client), 0)
         server.numbers["telling"][str(client)] = merges
         latest = server.tensors["global"]
