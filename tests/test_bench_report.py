@@ -226,10 +226,11 @@ def test_every_table_fits_a_terminal(found):
 def command(found, monkeypatch):
     asked: list[tuple[bool, bool]] = []
 
-    def bench(quick, with_peers, show):
+    def bench(quick, with_peers, show, keep):
         asked.append((quick, with_peers))
         show("steps", 0, 1)
         show("steps", 1, 1)
+        keep({**found, "part_seconds": {"steps": 1.0}})
         return found
 
     monkeypatch.setattr(whole, "bench", bench)
@@ -265,6 +266,24 @@ def test_results_are_written_where_they_are_wanted(command, found, tmp_path):
 
     with Image.open(files["bench-growth.png"]) as picture:
         assert picture.size[0] > 1000
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), Problem("the part wire ended with code 1"), ZeroDivisionError()])
+def test_what_was_measured_outlasts_a_stop(monkeypatch, tmp_path, end):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "bench.json").write_text("an earlier one")
+
+    def ask_part(name, settings, tell):
+        if name == "steps":
+            return {"images": 7}
+        raise end
+
+    monkeypatch.setattr(whole, "ask_part", ask_part)
+    done = CliRunner().invoke(cli.app, ["bench", "--quick", "--out", str(tmp_path)])
+    assert done.exit_code == (130 if isinstance(end, KeyboardInterrupt) else 1)
+    assert f"the parts measured until then (steps) are in {tmp_path / 'bench-parts.json'}" in done.stderr
+    assert json.loads((tmp_path / "bench-parts.json").read_text())["steps"] == {"images": 7}
+    assert (tmp_path / "bench.json").read_text() == "an earlier one"
 
 
 def test_what_is_missing_is_told_before_anything_is_measured(monkeypatch, tmp_path):

@@ -43,17 +43,23 @@ def bench_command(
     from weft.bench.whole import bench
 
     notes, out = Console(stderr=True), Console()
+    parts = PartsFile(out_folder)
     if out_folder is not None:
         figure.check()
     try:
         with PartBars(notes) as bars:
-            found = bench(quick, peers, bars.show)
+            found = bench(quick, peers, bars.show, parts.keep)
     except KeyboardInterrupt:
-        notes.print("\nstopped; nothing was written")
+        notes.print(f"\nstopped; {parts.told()}", soft_wrap=True)
         raise typer.Exit(130) from None
+    except Exception:
+        if parts.kept:
+            notes.print(parts.told(), soft_wrap=True)
+        raise
     files: list[Path] = []
     if out_folder is not None:
         files = report.write(found, out_folder)
+        parts.drop()
         figure.draw(found, out_folder / "bench-growth.png")
         files.append(out_folder / "bench-growth.png")
     if as_json:
@@ -65,6 +71,31 @@ def bench_command(
             out.print(str(file), highlight=False, markup=False, soft_wrap=True)
     if check and any(bar["met"] is False for bar in found["bars"]):
         raise typer.Exit(1)
+
+
+class PartsFile:
+    """What is measured so far, beside the results of an earlier benchmark, until this one is whole."""
+
+    def __init__(self, folder: Path | None):
+        self._file = None if folder is None else folder / "bench-parts.json"
+        self.kept: list[str] = []
+
+    def keep(self, found: dict[str, Any]) -> None:
+        if self._file is not None:
+            from weft.record import write_text
+
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self._file, json.dumps(found, indent=2) + "\n")
+            self.kept = list(found["part_seconds"])
+
+    def told(self) -> str:
+        if not self.kept:
+            return "nothing was written"
+        return f"the parts measured until then ({', '.join(self.kept)}) are in {self._file}"
+
+    def drop(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
 
 
 class PartBars:

@@ -35,16 +35,17 @@ class Amounts(NamedTuple):
     plan: dict[str, Any]  # what the plans have of their own; nothing but in tests
 
 
-WHOLE = Amounts(15, 10, 4, 8, 5, [5, 20, 100, 1000], 6, 90.0, [10, 100, 1000], [10, 1000, 10_000], 10, [0, 1, 2], {})
+WHOLE = Amounts(25, 10, 4, 8, 5, [5, 20, 100, 1000], 6, 90.0, [10, 100, 1000], [10, 1000, 10_000], 10, [0, 1, 2], {})
 QUICK = Amounts(3, 2, 2, 4, 2, [1000], 3, 20.0, [10, 100], [10, 1000], 5, [], {})
 
 PAIRED_TASKS = 2  # nine runs of so many
 
 Show = Callable[[str, int, int], None]  # which part, how much of it is done, out of how much
+Keep = Callable[[dict[str, Any]], None]  # all that is measured so far
 
 
-def bench(quick: bool, with_peers: bool, show: Show) -> dict[str, Any]:
-    """All measures, ready for JSON. What is missing is told before anything is measured."""
+def bench(quick: bool, with_peers: bool, show: Show, keep: Keep) -> dict[str, Any]:
+    """All measures, ready for JSON; kept after each part. What is missing is told before anything is measured."""
     places.file_of("plain_lenet.py")
     memory.check()
     if with_peers:
@@ -77,6 +78,7 @@ def bench(quick: bool, with_peers: bool, show: Show) -> dict[str, Any]:
         since = time.monotonic()
         found[name] = measure(partial(show, name))
         found["part_seconds"][name] = time.monotonic() - since
+        keep(found)
     found["seconds"] = time.monotonic() - began
     found["ratios"] = ratios_of(found)
     found["accuracy_compared"] = "paired" in found  # else the bars on bytes are judged by bytes alone
