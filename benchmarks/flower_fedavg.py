@@ -53,7 +53,8 @@ def make_client(file: str, batch: int, rate: float) -> ClientApp:
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         trainer = trainer_of(data, client, net, rate)
         images, labels = tensors_of(data, client, "train")
-        for chosen in torch.randperm(len(labels)).split(batch):
+        drawn = torch.Generator().manual_seed(1000 * client + int(message.content["config"]["server-round"]))
+        for chosen in torch.randperm(len(labels), generator=drawn).split(batch):
             trainer.step(images[chosen], labels[chosen])
         metrics = MetricRecord({"num-examples": len(labels)})
         return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)

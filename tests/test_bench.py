@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -138,7 +144,7 @@ def test_a_client_at_its_fourth_task_has_three_tasks_behind_it_and_the_foreign_i
 def test_steps_gives_every_contender_and_ratio():
     found = steps.measure(TINY, quick=True, passes=2, tell=silent)
     json.dumps(found, allow_nan=False)
-    wanted = {steps.name_of(task, foreign) for task, foreign in steps.QUICK}
+    wanted = {place.name for place in steps.QUICK}
     assert set(found["contenders"]) == {"plain", "lenet", *wanted}
     assert set(found["ratios"]) == set(list(bars.BARS)[:3])
     for one in found["contenders"].values():
@@ -150,7 +156,7 @@ def test_steps_gives_every_contender_and_ratio():
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_contenders_take_turns_and_each_pass_starts_with_another():
+def test_contenders_take_turns_in_their_groups_in_ever_other_orders():
     order: list[str] = []
 
     def contender(name):
@@ -160,9 +166,12 @@ def test_contenders_take_turns_and_each_pass_starts_with_another():
 
         return turn
 
-    found = timing.interleave({name: contender(name) for name in "abc"}, 3, silent)
-    assert "".join(order) == "abcbcacab"
-    assert found == {"a": [1, 6, 8], "b": [2, 4, 9], "c": [3, 5, 7]}
+    found = timing.interleave([{name: contender(name) for name in group} for group in ("abc", "de")], 20, silent)
+    passes = ["".join(order[place : place + 5]) for place in range(0, 100, 5)]
+    assert all(sorted(one[:3]) == list("abc") and sorted(one[3:]) == list("de") for one in passes)
+    assert {one[:3] for one in passes} == {"abc", "acb", "bac", "bca", "cab", "cba"}
+    assert {one[3:] for one in passes} == {"de", "ed"}
+    assert found["d"] == [place + 1 for place, name in enumerate(order) if name == "d"]
 
 
 def test_a_slow_pass_does_not_move_a_ratio():
@@ -280,10 +289,10 @@ def test_the_cross_entropy_of_the_plain_trainer_is_the_mean():
 
 
 def test_pairs_are_of_one_seed_and_what_is_lost_is_their_mean(monkeypatch):
-    def ask(part, settings, tell):
+    def ask(part, settings, tell, started):
         plan = settings["plan"]
-        kind = "nothing" if "method.without" in plan else "dense" if "method.keep" in plan else "default"
-        return {"accuracy": {"default": 0.7, "dense": 0.72, "nothing": 0.5}[kind] + plan["seed"] / 10, "tasks": 2}
+        kind = "dense" if "method.keep" in plan else "default"
+        return {"accuracy": {"default": 0.7, "dense": 0.72}[kind] + plan["seed"] / 10, "tasks": 2}
 
     monkeypatch.setattr(paired, "ask_part", ask)
     told = []
@@ -291,7 +300,35 @@ def test_pairs_are_of_one_seed_and_what_is_lost_is_their_mean(monkeypatch):
     assert found["accuracy"] == {
         "default": [0.7, pytest.approx(0.8)],
         "dense": [0.72, pytest.approx(0.82)],
-        "nothing": [0.5, pytest.approx(0.6)],
     }
     assert found["points_lost"] == pytest.approx(2)
-    assert told[-1] == (6, 6)
+    assert told[-1] == (4, 4)
+
+
+@pytest.mark.slow
+def test_pairs_that_are_stopped_end_their_runs(monkeypatch):
+    """Ctrl-C reaches the main thread only, while others wait for runs of many minutes."""
+    ready = threading.Barrier(min(os.cpu_count() or 1, 6) + 1)  # all that run at a time, and the test
+    ended: list[int] = []
+
+    def ask(part, settings, tell, started):
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+        started.append(process)
+        ready.wait()
+        ended.append(process.wait())
+        raise Problem("it ended")
+
+    def interrupted(pool, ask_one, jobs):
+        for job in jobs:
+            pool.submit(ask_one, job)
+        ready.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paired, "ask_part", ask)
+    monkeypatch.setattr(paired.ThreadPoolExecutor, "map", interrupted)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        paired.measure({"tasks": 2}, [0, 1, 2], silent)
+    assert time.monotonic() - began < 60
+    assert ended
+    assert set(ended) == {-signal.SIGKILL}

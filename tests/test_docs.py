@@ -49,7 +49,10 @@ TINY_BENCH = """
 from weft import cli
 from weft.bench import whole
 tiny = {"network": "mlp", "batch_size": 10, "scenario.train": 20, "scenario.valid": 10, "scenario.test": 10}
-whole.QUICK = whole.WHOLE = whole.Amounts(2, 2, 1, 3, 1, [5, 1000], 2, 0.0, [10], [10, 20], 1, [0], tiny)
+whole.QUICK = whole.WHOLE = whole.Amounts(
+    passes=2, tasks=2, worker_turns=1, worker_rounds=3, starts=1, clients=[5, 1000], client_rounds=2, client_limit=0.0,
+    messages=[10], entries=[10, 20], peer_turns=1, peer_rounds=1, paired_seeds=[0], paired_tasks=2, plan=tiny,
+)
 cli.main()
 """
 OF_OWN_IMAGES = ("bring-your-own.md", "take-home.md")  # whose packs are for the test alone

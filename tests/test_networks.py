@@ -11,7 +11,7 @@ from torch.nn import functional
 from weft import networks
 from weft.batches import Batches
 from weft.networks.flat import TRUNCATED_DEVIATION, Network, variance_scaling
-from weft.networks.lenet import LeNet, LocalResponseNorm, channel_band
+from weft.networks.lenet import CHUNK, LeNet, LocalResponseNorm, channel_band
 from weft.networks.mlp import Mlp
 from weft.randomness import generator
 from weft.scenarios import Split
@@ -135,6 +135,19 @@ def test_lenet_equals_a_plain_one(pool, channels_last):
     apart = (network.gradient - wanted).abs()
     assert (apart > 1e-3 * wanted.abs() + 1e-5 * wanted.abs().max()).float().mean() < 1e-3
     assert apart.norm() < 5e-3 * wanted.norm()
+
+
+def test_convolutions_in_chunks_learn_as_those_of_a_whole_batch(monkeypatch):
+    network = networks.build("lenet", {}, heads=(5,))
+    fill(network, 1)
+    images = pictures(3, count=60, strength=30.0)  # two chunks and ten images
+    labels = torch.arange(60) % 5
+    assert len(images) > CHUNK
+    network.compute_gradient(images, labels)
+    in_chunks = network.gradient.clone()
+    monkeypatch.setattr("weft.networks.lenet.CHUNK", len(images))
+    network.compute_gradient(images, labels)
+    assert (in_chunks - network.gradient).norm() < 1e-5 * in_chunks.norm()
 
 
 @pytest.mark.parametrize("channels", [1, 5, 9, 20])

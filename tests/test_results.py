@@ -1,11 +1,13 @@
 """The committed results: of the plans as they are now, and told in FIDELITY.md as they were measured."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
+from weft.bench.whole import default_hash
 from weft.repro import FIGURES, TABLES, Figure, Scale, load
 from weft.repro.figures.writing import FigureDesk
 from weft.repro.results import Results, key_of
@@ -39,6 +41,10 @@ def test_what_is_committed_is_of_the_plans_as_they_are_now(name, scale):
 def test_what_is_out_of_date_is_told():
     told = README.read_text().split("\n## Not yet\n")[1].split("\n## ")[0]
     assert all(f"results/{stem}" in told for stem in STALE)
+
+
+def test_the_benchmark_that_is_committed_is_of_the_defaults_as_they_are_now():
+    assert json.loads((RESULTS / "bench.json").read_text())["plan_hash"] == default_hash()
 
 
 def measured(text: str) -> Iterator[tuple[str, str, list[str]]]:

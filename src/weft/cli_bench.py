@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from weft.errors import Problem
+
 PARTS = {
     "steps": "training steps",
     "wire": "encoding and decoding",
@@ -46,6 +48,7 @@ def bench_command(
     parts = PartsFile(out_folder)
     if out_folder is not None:
         figure.check()
+        parts.check()
     try:
         with PartBars(notes) as bars:
             found = bench(quick, peers, bars.show, parts.keep)
@@ -80,11 +83,21 @@ class PartsFile:
         self._file = None if folder is None else folder / "bench-parts.json"
         self.kept: list[str] = []
 
+    def check(self) -> None:
+        """That nothing can be written there is told before anything is measured."""
+        if self._file is not None:
+            try:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._file.touch()
+                self._file.unlink()
+            except OSError as error:
+                folder = self._file.parent
+                raise Problem(f"nothing can be written to {folder} ({error.strerror}); name another --out") from None
+
     def keep(self, found: dict[str, Any]) -> None:
         if self._file is not None:
             from weft.record import write_text
 
-            self._file.parent.mkdir(parents=True, exist_ok=True)
             write_text(self._file, json.dumps(found, indent=2) + "\n")
             self.kept = list(found["part_seconds"])
 

@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -26,8 +27,10 @@ SAMPLED = 0.05  # seconds between two looks at a process
 PATIENCE = 10.0  # seconds until an orphan is left to itself
 
 
-def ask_part(name: str, settings: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """What a part measured, in a process with a worker's environment."""
+def ask_part(
+    name: str, settings: dict[str, Any], tell: Tell, started: list[subprocess.Popen[str]] | None = None
+) -> dict[str, Any]:
+    """What a part measured, in a process with a worker's environment, which joins `started` for others to end."""
     with subprocess.Popen(
         [sys.executable, "-m", "weft.bench.children", name],
         stdin=subprocess.PIPE,
@@ -37,6 +40,8 @@ def ask_part(name: str, settings: dict[str, Any], tell: Tell) -> dict[str, Any]:
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        if started is not None:
+            started.append(process)
         try:
             process.stdin.write(json.dumps(settings))
             process.stdin.close()
@@ -130,13 +135,11 @@ def family(process: int) -> list[int]:
 
 def main() -> None:
     """One part, in this process."""
-    import signal
-
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     import torch
 
     from weft.engines.host import keep_memory
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this process
     settings = json.load(sys.stdin)
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not get between the lines

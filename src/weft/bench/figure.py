@@ -11,7 +11,7 @@ from weft.errors import Problem
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MISSING = "the figure of growth needs matplotlib: pip install matplotlib (the tables are written without it)"
+MISSING = "the figure of growth needs matplotlib: pip install 'weft[figures]', or leave out --out"
 
 
 def check() -> None:
@@ -37,10 +37,9 @@ def draw(found: Mapping[str, Any], file: Path) -> None:
 def _tasks(axes: Axes, steps: Mapping[str, Any]) -> None:
     contenders = steps["contenders"]
     lines: dict[int, list[tuple[int, float]]] = {}
-    for name, one in contenders.items():
-        words = name.split()
-        if words[0] == "fedweit" and len(words) == 5:  # those with past=closed have one more
-            lines.setdefault(int(words[4]), []).append((int(words[2]), one["images_per_second"]))
+    for one in contenders.values():
+        if one.get("past") == "frozen":
+            lines.setdefault(one["foreign"], []).append((one["task"], one["images_per_second"]))
     for foreign, points in sorted(lines.items()):
         axes.plot(*zip(*sorted(points), strict=True), marker="o", label=f"FedWeIT, {foreign} foreign A's")
     for name, label in (("lenet", "our LeNet alone"), ("plain", "plain LeNet")):

@@ -13,7 +13,8 @@ import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from weft import scenarios
 from weft.bench.children import journal, last_line, running, watch
 from weft.bench.places import file_of
 from weft.bench.rounds import LIMIT, round_seconds, write_plan
-from weft.bench.timing import Tell, spread
+from weft.bench.timing import Tell, ratio, spread
 from weft.errors import Problem
 from weft.plan import Plan
 from weft.result import Result
@@ -38,7 +39,7 @@ def environment() -> Path:
     raise Problem(MISSING)
 
 
-def measure(rounds: int, tell: Tell) -> dict[str, Any]:
+def measure(turns: int, rounds: int, tell: Tell) -> dict[str, Any]:
     python = environment()
     cores = os.cpu_count() or 1
     # one task that all clients learn from images of their own; Adam starts anew each round, as on Flower
@@ -52,26 +53,46 @@ def measure(rounds: int, tell: Tell) -> dict[str, Any]:
         optimizer_memory="round",
         measured_model="global",
     )
-    with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
-        folder = Path(name)
-        write_plan(plan, folder)
-        theirs = _flower(python, plan, folder, cores)
-        tell(1, 2)
-        ours = _weft(folder, min(cores, plan.clients), rounds)
-        tell(2, 2)
+    theirs: list[Found] = []
+    ours: list[Found] = []
+    for turn in range(turns):
+        with tempfile.TemporaryDirectory(prefix="weft-bench-") as name:
+            folder = Path(name)
+            write_plan(plan, folder)
+            theirs.append(_flower(python, plan, folder, cores))
+            tell(2 * turn + 1, 2 * turns)
+            ours.append(_weft(folder, min(cores, plan.clients), rounds))
+            tell(2 * turn + 2, 2 * turns)
     return {
         "clients": plan.clients,
+        "turns": turns,
         "rounds": rounds,
         "batch_size": plan.batch_size,
         "workers": cores,
-        "flower": theirs,
-        "weft": ours,
-        "round_speedup": theirs["round_seconds"]["median"] / ours["round_seconds"]["median"],
-        "whole_speedup": theirs["seconds"] / ours["seconds"],
+        "flower": _told(theirs),
+        "weft": _told(ours),
+        "round_speedup": ratio(*([spread(one.rounds)["median"] for one in side] for side in (theirs, ours)))["median"],
+        "whole_speedup": ratio(*([one.seconds for one in side] for side in (theirs, ours)))["median"],
     }
 
 
-def _flower(python: Path, plan: Plan, folder: Path, cores: int) -> dict[str, Any]:
+class Found(NamedTuple):
+    """One run: accuracy at its end, seconds of the whole, and of each round."""
+
+    accuracy: float
+    seconds: float
+    rounds: list[float]
+
+
+def _told(runs: list[Found]) -> dict[str, Any]:
+    return {
+        "accuracy": fmean(run.accuracy for run in runs),
+        "seconds": spread([run.seconds for run in runs])["median"],
+        "round_seconds": spread([seconds for run in runs for seconds in run.rounds]),
+    }
+
+
+def _flower(python: Path, plan: Plan, folder: Path, cores: int) -> Found:
     arrays: dict[str, np.ndarray] = {}
     for client, (task,) in enumerate(scenarios.of(plan).sequences):
         arrays[f"mean_{client}"], arrays[f"deviation_{client}"] = np.array(task.mean), np.array(task.deviation)
@@ -100,10 +121,10 @@ def _flower(python: Path, plan: Plan, folder: Path, cores: int) -> dict[str, Any
     found = json.loads(done.stdout.decode().strip().splitlines()[-1])
     ends = found["round_ends"]  # the first stands before the first round
     rounds = [after - before for before, after in pairwise(ends)]
-    return {"accuracy": found["accuracy"], "seconds": seconds, "round_seconds": spread(rounds[1:] or rounds)}
+    return Found(found["accuracy"], seconds, rounds[1:] or rounds)
 
 
-def _weft(folder: Path, workers: int, rounds: int) -> dict[str, Any]:
+def _weft(folder: Path, workers: int, rounds: int) -> Found:
     began = time.time()
     with running(["plan.toml", "--out", "run", "--workers", str(workers)], folder) as process:
         if not watch(process, folder, LIMIT, lambda: False):
@@ -111,4 +132,4 @@ def _weft(folder: Path, workers: int, rounds: int) -> dict[str, Any]:
     seconds = time.time() - began
     result = Result(folder / "run")
     found = round_seconds(journal(result.folder), range(1, rounds))
-    return {"accuracy": result.accuracy, "seconds": seconds, "round_seconds": spread(found)}
+    return Found(result.accuracy, seconds, found)

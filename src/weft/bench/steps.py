@@ -7,8 +7,8 @@ finish, receive) out of drawn numbers of the right shape and density; a step doe
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,66 +28,96 @@ from weft.training import begin_schedule, train_step
 
 TASKS = (1, 2, 5, 10, 20, 50)
 FOREIGN = (0, 5, 20)
-QUICK = ((1, 0), (2, 5), (10, 0), (10, 5), (10, 20), (50, 5))
-CLOSED = ((2, 5), (50, 5))  # with past=closed, in the whole benchmark
-COMPARED = ((2, 5), (10, 5), (50, 5))  # in ratios
 SIDE = 2048  # of the matrix product whose speed counts as the machine's peak
 NEXT = 7919  # places by which noise is turned from task to task
 STEPS = 2  # timed at each turn, after one that brings the contender's memory back into the caches
 
 
+class Place(NamedTuple):
+    """Where a client of FedWeIT stands: at which task, with how many foreign A's, and its way with past A's."""
+
+    task: int
+    foreign: int
+    past: str = "frozen"
+
+    @property
+    def name(self) -> str:
+        """
+        >>> Place(10, 5).name, Place(2, 0, "closed").name
+        ('fedweit task 10 foreign 5', 'fedweit task 2 foreign 0 past=closed')
+        """
+        words = f"fedweit task {self.task} foreign {self.foreign}"
+        return words if self.past == "frozen" else f"{words} past={self.past}"
+
+
+EARLY, MIDDLE, LATE = COMPARED = (Place(2, 5), Place(10, 5), Place(50, 5))  # in ratios
+WHOLE = (
+    *(Place(task, foreign) for task in TASKS for foreign in FOREIGN),
+    Place(2, 5, "closed"),
+    Place(50, 5, "closed"),
+)
+QUICK = (Place(1, 0), EARLY, Place(10, 0), MIDDLE, Place(10, 20), LATE)
+TWIN = "twin"  # the same as EARLY: how far two equal ones are apart is what noise can do
+
+
 def measure(plan: dict[str, Any], quick: bool, passes: int, tell: Tell) -> dict[str, Any]:
     size: dict[str, Any] = {**plan, "tasks": max(TASKS), "clients": 2, "device": "cpu"}
-    default = Plan(**size)
-    places = QUICK if quick else tuple((task, foreign) for task in TASKS for foreign in FOREIGN)
-    alone = Client(World(Plan(**size, method="local")), 0, _joined)
-    contenders: dict[str, Turn | PlainTurn] = {"plain": PlainTurn(default), "lenet": Turn(alone)}
-    worlds = {"frozen": World(default)}
-    wanted = [("frozen", *place) for place in places]
-    if not quick:
-        worlds["closed"] = World(Plan(**size, method={"name": "fedweit", "past": "closed"}))
-        wanted += [("closed", *place) for place in CLOSED]
-    gifts = given_away(worlds["frozen"], client=1, count=max(FOREIGN))
-    pasts = past_states(worlds["frozen"], client=0, wanted={task for _, task, _ in wanted})
-    for past, task, foreign in wanted:
-        client = Client(worlds[past], task - 1, lambda *_, state=pasts[task]: copy_of(state))
-        client.meet(gifts[:foreign])
-        contenders[name_of(task, foreign, past)] = Turn(client)
-    product = Product()
-    compared = {"plain", "lenet", *(name_of(*place) for place in COMPARED)}
-    order = sorted(contenders, key=lambda name: name not in compared)  # what is compared is a second apart, not ten
-    found = interleave({"peak": product, **{name: contenders[name] for name in order}}, passes, tell)
-    peak = product.operations / spread(found.pop("peak"))["median"]
-    work = operations_per_image(PlainTurn.network()) * default.batch_size
-    table = {}
-    for name in contenders:
-        middle = spread(found[name])
+    places = QUICK if quick else WHOLE
+    turns = contenders(size, places)
+    compared = {"peak", "plain", "lenet", TWIN, *(place.name for place in COMPARED)}
+    groups = [{name: turns[name] for name in turns if (name in compared) == close} for close in (True, False)]
+    found = interleave(groups, passes, tell)
+    batch = Plan(**size).batch_size
+    work = batch * operations_per_image(PlainTurn.network())
+    table: dict[str, Any] = {}
+    for name in ("plain", "lenet", *(place.name for place in places)):
+        middle = spread(found[name])["median"]
         table[name] = {
-            "step_seconds": middle,
-            "images_per_second": default.batch_size / middle["median"],
-            "share_of_peak": work / middle["median"] / peak,
+            "step_seconds": spread(found[name]),
+            "images_per_second": batch / middle,
+            "share_of_peak": work / Product.operations * ratio(found["peak"], found[name])["median"],
         }
-        if isinstance(turn := contenders[name], Turn):
+        if isinstance(turn := turns[name], Turn):
             table[name]["round_seconds"] = spread(turn.around)
+    for place in places:
+        table[place.name] |= place._asdict()
     return {
-        "batch_size": default.batch_size,
-        "operations_per_image": work // default.batch_size,
-        "peak_operations_per_second": peak,
+        "batch_size": batch,
+        "operations_per_image": work // batch,
+        "peak_operations_per_second": Product.operations / spread(found["peak"])["median"],
         "contenders": table,
         "ratios": {
             "lenet_speedup_over_plain": ratio(found["plain"], found["lenet"]),
-            "fedweit_task10_over_lenet": ratio(found[name_of(10, 5)], found["lenet"]),
-            "fedweit_task50_over_task2": ratio(found[name_of(50, 5)], found[name_of(2, 5)]),
+            "fedweit_task10_over_lenet": ratio(found[MIDDLE.name], found["lenet"]),
+            "fedweit_task50_over_task2": ratio(found[LATE.name], found[EARLY.name]),
         },
+        "noise": ratio(found[TWIN], found[EARLY.name]),
     }
 
 
-def name_of(task: int, foreign: int, past: str = "frozen") -> str:
-    """
-    >>> name_of(10, 5), name_of(2, 0, "closed")
-    ('fedweit task 10 foreign 5', 'fedweit task 2 foreign 0 past=closed')
-    """
-    return f"fedweit task {task} foreign {foreign}" + ("" if past == "frozen" else f" past={past}")
+def contenders(size: dict[str, Any], places: Sequence[Place]) -> dict[str, Turn | PlainTurn | Product]:
+    """All that takes turns, by name."""
+    worlds = {
+        past: World(Plan(**size, method={"name": "fedweit", "past": past}))
+        for past in sorted({place.past for place in places})
+    }
+    usual = worlds[EARLY.past]
+    gifts = given_away(usual, client=1, count=max(FOREIGN))
+    states = past_states(usual, client=0, wanted={place.task for place in places})
+
+    def at(place: Place) -> Turn:
+        client = Client(worlds[place.past], place.task - 1, lambda *_: copy_of(states[place.task]))
+        client.meet(gifts[: place.foreign])
+        return Turn(client)
+
+    alone = Client(World(Plan(**size, method="local")), 0, _joined)
+    return {
+        "peak": Product(),
+        "plain": PlainTurn(Plan(**size)),
+        "lenet": Turn(alone),
+        **{place.name: at(place) for place in places},
+        TWIN: at(EARLY),
+    }
 
 
 # ---- clients with a past ---------------------------------------------------------------------------------------------

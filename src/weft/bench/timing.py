@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,14 +11,17 @@ from typing import Any
 Tell = Callable[[int, int], None]  # how much of a part is done, out of how much
 
 
-def interleave(contenders: Mapping[str, Callable[[], float]], passes: int, tell: Tell) -> dict[str, list[float]]:
-    """`passes` measures of each; every pass starts with another one, so that nobody always follows the same."""
-    names = list(contenders)
-    found: dict[str, list[float]] = {name: [] for name in names}
+Contenders = Mapping[str, Callable[[], float]]
+
+
+def interleave(groups: Sequence[Contenders], passes: int, tell: Tell) -> dict[str, list[float]]:
+    """`passes` measures of each. Those of a group follow each other closely, in another order in every pass."""
+    found: dict[str, list[float]] = {name: [] for group in groups for name in group}
     for turn in range(passes):
-        start = turn % len(names)
-        for name in names[start:] + names[:start]:
-            found[name].append(contenders[name]())
+        orders = random.Random(turn)
+        for group in groups:
+            for name in orders.sample(list(group), len(group)):
+                found[name].append(group[name]())
         tell(turn + 1, passes)
     return found
 

@@ -6,7 +6,7 @@ import importlib.metadata
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +15,8 @@ from weft.bench import memory, paired, peers, places, rounds
 from weft.bench.bars import judged, ratios_of
 from weft.bench.children import ask_part
 from weft.bench.timing import Tell
+from weft.plan import Plan
+from weft.repro.results import short_hash
 
 
 class Amounts(NamedTuple):
@@ -30,15 +32,43 @@ class Amounts(NamedTuple):
     client_limit: float  # seconds
     messages: list[int]
     entries: list[int]
+    peer_turns: int
     peer_rounds: int
-    paired_seeds: list[int]  # none: whether the accuracy stays is not asked
-    plan: dict[str, Any]  # what the plans have of their own; nothing but in tests
+    paired_seeds: Sequence[int] = ()  # none: whether the accuracy stays is not asked
+    paired_tasks: int = 0
+    plan: Mapping[str, Any] = {}  # what the plans have of their own; nothing but in tests
 
 
-WHOLE = Amounts(25, 10, 4, 8, 5, [5, 20, 100, 1000], 6, 90.0, [10, 100, 1000], [10, 1000, 10_000], 10, [0, 1, 2], {})
-QUICK = Amounts(3, 2, 2, 4, 2, [1000], 3, 20.0, [10, 100], [10, 1000], 5, [], {})
-
-PAIRED_TASKS = 2  # nine runs of so many
+WHOLE = Amounts(
+    passes=25,
+    tasks=10,
+    worker_turns=4,
+    worker_rounds=8,
+    starts=5,
+    clients=[5, 20, 100, 1000],
+    client_rounds=6,
+    client_limit=90.0,
+    messages=[10, 100, 1000],
+    entries=[10, 1000, 10_000],
+    peer_turns=2,
+    peer_rounds=10,
+    paired_seeds=[0, 1, 2],
+    paired_tasks=4,
+)
+QUICK = Amounts(
+    passes=4,
+    tasks=2,
+    worker_turns=2,
+    worker_rounds=4,
+    starts=2,
+    clients=[1000],
+    client_rounds=3,
+    client_limit=20.0,
+    messages=[10, 100],
+    entries=[10, 1000],
+    peer_turns=1,
+    peer_rounds=5,
+)
 
 Show = Callable[[str, int, int], None]  # which part, how much of it is done, out of how much
 Keep = Callable[[dict[str, Any]], None]  # all that is measured so far
@@ -51,9 +81,9 @@ def bench(quick: bool, with_peers: bool, show: Show, keep: Keep) -> dict[str, An
     if with_peers:
         peers.environment()
     amounts = QUICK if quick else WHOLE
-    plan = amounts.plan
+    plan = dict(amounts.plan)
     began = time.monotonic()
-    found: dict[str, Any] = {"machine": machine(), "quick": quick}
+    found: dict[str, Any] = {"machine": machine(), "plan_hash": default_hash(), "quick": quick}
     # what is most easily disturbed comes first, on a machine that is not warm yet from the rest
     parts: dict[str, Callable[[Tell], dict[str, Any]]] = {
         "steps": lambda tell: ask_part("steps", {"plan": plan, "quick": quick, "passes": amounts.passes}, tell),
@@ -69,9 +99,10 @@ def bench(quick: bool, with_peers: bool, show: Show, keep: Keep) -> dict[str, An
         "engine": lambda tell: ask_part("engine", {"plan": {**plan, "tasks": amounts.tasks}}, tell),
     }
     if amounts.paired_seeds:
-        parts["paired"] = lambda tell: paired.measure({**plan, "tasks": PAIRED_TASKS}, amounts.paired_seeds, tell)
+        pairs = {**plan, "tasks": amounts.paired_tasks}
+        parts["paired"] = lambda tell: paired.measure(pairs, list(amounts.paired_seeds), tell)
     if with_peers:
-        parts["peers"] = lambda tell: peers.measure(amounts.peer_rounds, tell)
+        parts["peers"] = lambda tell: peers.measure(amounts.peer_turns, amounts.peer_rounds, tell)
     found["part_seconds"] = {}
     for name, measure in parts.items():
         show(name, 0, 1)
@@ -84,6 +115,11 @@ def bench(quick: bool, with_peers: bool, show: Show, keep: Keep) -> dict[str, An
     found["accuracy_compared"] = "paired" in found  # else the bars on bytes are judged by bytes alone
     found["bars"] = judged(found["ratios"], found["paired"]["points_lost"] if "paired" in found else None)
     return found
+
+
+def default_hash() -> str:
+    """Which defaults were measured; as in the csv files of `weft repro`."""
+    return short_hash(Plan().toml())
 
 
 def machine() -> dict[str, Any]:

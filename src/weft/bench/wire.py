@@ -30,7 +30,7 @@ def measure(plan: dict[str, Any], passes: int, tell: Tell) -> dict[str, Any]:
             "decode": partial(seconds_of, decode, wire),
             "copy": partial(seconds_of, bytearray, wire),
         }
-        times = interleave(contenders, passes, lambda *_: None)
+        times = interleave([contenders], passes, lambda *_: None)
         rates = {name: len(wire) / 1e6 / spread(seconds)["median"] for name, seconds in times.items()}
         found[kind] = {"bytes": len(wire)} | {f"{name}_megabytes_per_second": rate for name, rate in rates.items()}
         tell(place + 1, len(kinds))
