@@ -27,6 +27,7 @@ from cli_helpers import (
 )
 
 import weft
+from weft.engines.host import Host
 from weft.record import Record
 
 pytest_plugins = ["cli_helpers"]
@@ -126,7 +127,8 @@ def test_plans_and_folders_need_no_torch(tmp_path, plan_file, finished):
         import json, sys
         import weft, weft.cli
         from pathlib import Path
-        from weft.record import Record
+        from weft.engines.host import Host
+from weft.record import Record
         plan, folder, finished = sys.argv[1:]
         loaded = weft.Plan.load(plan, ["method=fedavg", "seed=3"])
         weft.Plan(method="fedweit@paper"), weft.Plan(method="stl", network="mlp")
@@ -163,6 +165,32 @@ def test_states_on_disk_give_the_same_bits(tmp_path, finished):
     """One megabyte holds hardly one state: the others wait on disk."""
     result = weft.run(tiny(), tmp_path / "run", memory=1)
     assert_same_result(result.folder, finished)
+
+
+def test_states_on_disk_do_not_pile_up_between_checkpoints(tmp_path, finished, monkeypatch):
+    """A state that is written takes the place of the one before, unless the last checkpoint names that."""
+    most: dict[int, int] = {}
+
+    class Watched(Host):
+        def answer(self, client, wire):
+            reply = super().answer(client, wire)
+            states = [path for path in self._folder.glob(f"client-{client:04d}@*") if path.name.count(".") == 1]
+            most[client] = max(most.get(client, 0), len(states))
+            return reply
+
+    monkeypatch.setattr("weft.engines.local.Host", Watched)
+    monkeypatch.setattr("weft.engines.host.MEGABYTE", 0)  # nothing stays in memory
+    result = weft.run(tiny(), tmp_path / "run", save_every=1000.0)
+    assert set(most.values()) == {1}
+    assert_same_result(result.folder, finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", [4, 7, 10])
+def test_a_checkpoint_outlasts_the_states_that_were_written_after_it(tmp_path, finished, monkeypatch, answers):
+    monkeypatch.setattr("weft.engines.host.MEGABYTE", 0)
+    stop_after(tmp_path / "run", answers)
+    assert_same_result(weft.resume(tmp_path / "run", save_every=1000.0).folder, finished)
 
 
 def test_saving_often_changes_nothing(tmp_path, finished, monkeypatch):

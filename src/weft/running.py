@@ -29,9 +29,10 @@ from weft.scenarios import Scenario
 if TYPE_CHECKING:
     from weft.session import Connect, Screen, Session
 
-MEMORY = 1024  # megabytes of client states, up to MANY clients
+MEMORY = 1024  # megabytes of client states, up to MANY clients or if all of them work in every round
 MANY = 20
 MEMORY_FOR_MANY = 64  # beyond: few of them come again soon, and 100 clients of LeNet are to run within 2 GB
+SHARE_FOR_ALL = 0.4  # of the memory that is free: what all need in every round is written and read as often, if on disk
 SAVE_EVERY = 30.0  # seconds of work that a kill may cost
 
 
@@ -140,6 +141,30 @@ def check_resources(workers: int | Crew, memory: int | None = None, save_every: 
         raise Problem(f"save_every is {save_every} seconds; choose 0 or more")
 
 
+def default_memory(plan: Plan, free: int) -> int:
+    """Megabytes of client states that stay in memory.
+
+    >>> default_memory(Plan(), free=9000), default_memory(Plan(clients=100, clients_per_round=5), free=9000)
+    (1024, 64)
+    >>> default_memory(Plan(clients=100), free=9000), default_memory(Plan(clients=100), free=500)
+    (3600, 1024)
+    """
+    if plan.clients <= MANY:
+        return MEMORY
+    if plan.clients_per_round == "all" or plan.train_unchosen:
+        return max(MEMORY, int(SHARE_FOR_ALL * free))
+    return MEMORY_FOR_MANY
+
+
+def free_megabytes() -> int:
+    """What the system could give without swapping; 0 where it does not say."""
+    try:
+        words = [line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return 0
+    return sum(int(line[1]) for line in words if line[0] == "MemAvailable:") // 1024
+
+
 def _work(
     record: Record,
     workers: int | Crew,
@@ -149,7 +174,7 @@ def _work(
     connect: Connect | None = None,
 ) -> Result:
     if memory is None:
-        memory = MEMORY if record.plan.clients <= MANY else MEMORY_FOR_MANY
+        memory = default_memory(record.plan, free_megabytes())
     crew = workers if isinstance(workers, Crew) else Crew(workers) if workers > 1 else None
     try:
         from weft.session import Session  # loads torch; by now the folder is on disk and the workers are on their way

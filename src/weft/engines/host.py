@@ -15,7 +15,7 @@ import torch
 
 from weft.client import World, answer
 from weft.plan import Plan
-from weft.state import Archive, Reference, State
+from weft.state import Archive, Reference, State, files_of
 
 MEGABYTE = 1 << 20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h has them
@@ -32,6 +32,7 @@ class Host:
         self._budget = memory * MEGABYTE
         self._awake: OrderedDict[int, State] = OrderedDict()  # least recently used first
         self._saved: dict[int, Reference] = {}  # where the last saved state of a client lies
+        self._checkpoint: set[str] = set()  # files from which the run would go on after a kill
         self._changed: set[int] = set()  # clients whose state is newer than what is saved
         self._answers: dict[int, int] = {}  # how often a client's state has moved on: part of its file names
 
@@ -51,10 +52,15 @@ class Host:
         """Write every state that changed; says for each client that ever answered where its state lies."""
         for client in sorted(self._changed):
             self._save(client)
+        self._hold_checkpoint()
         return dict(self._saved)
 
     def restore(self, saved: dict[int, Reference], answers: dict[int, int]) -> None:
         self._saved, self._answers = dict(saved), dict(answers)
+        self._hold_checkpoint()
+
+    def _hold_checkpoint(self) -> None:
+        self._checkpoint = set().union(*map(files_of, self._saved.values()))
 
     @property
     def answers(self) -> dict[int, int]:
@@ -66,9 +72,15 @@ class Host:
         return State(archive=Archive(self._folder))
 
     def _save(self, client: int) -> None:
+        """Write a state. What it takes the place of is removed, if no checkpoint counts on it: a hundred clients that
+        are all asked in every round would fill the disk until the next one.
+        """
+        before = files_of(self._saved[client]) if client in self._saved else set()
         prefix = f"client-{client:04d}@{self._answers[client]}"
         self._saved[client] = self._awake[client].save(self._folder, prefix)
         self._changed.discard(client)
+        for name in before - files_of(self._saved[client]) - self._checkpoint:
+            (self._folder / name).unlink(missing_ok=True)
 
     def _make_room(self) -> None:
         used = sum(state.nbytes for state in self._awake.values())
