@@ -136,7 +136,8 @@ class Run:
         schedule = Schedule(self.plan, self.scenario, self.method)
         self.clock = Clocked(self.plan, self, self.folder, self.kept)
         state = (self.server, self.inspector, self.ledger, self.progress)
-        Federation(self.plan, schedule, self.method, self.clock, *state, listener=self).run()
+        self.federation = Federation(self.plan, schedule, self.method, self.clock, *state, listener=self)
+        self.federation.run()
         return self
 
     def go_to(self, step: int) -> Run:

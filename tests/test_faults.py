@@ -93,6 +93,22 @@ def test_a_task_that_was_never_reached_is_made_up_for():
     assert {key for key in state.archive if key.startswith("adaptive/")} == {f"adaptive/{step}" for step in range(3)}
 
 
+class Leaving(Run):
+    """The second client says that it leaves, after it has given its A and before the round is over."""
+
+    def answered(self, client, step, round_index, seconds, numbers):
+        super().answered(client, step, round_index, seconds, numbers)
+        if client == 1 and "size" in numbers:  # the answer that finishes a task
+            self.federation.dismiss(client)
+
+
+def test_an_a_that_is_under_way_while_its_client_leaves_is_not_kept():
+    gone = Leaving(tiny(tasks=1)).go()
+    senders = [{key.split(".")[0] for key in one.server.archive} for one in (run(tasks=1), gone)]
+    assert senders[0] - senders[1] == {"1"}
+    assert "1" not in gone.server.numbers["held"]
+
+
 def test_begin_and_finish_twice_are_done_once():
     one, other = Run(tiny(clients=1)), Run(tiny(clients=1))
     for running, rounds in ((one, ["begin train", "train finish"]), (other, ["begin train", "begin train finish"])):

@@ -51,6 +51,7 @@ class Progress:
     places: dict[str, list[int]] = field(default_factory=dict)  # async=arrival: by client, its task and its round
     merges: int = 0  # async=arrival: answers that theta_G is made of
     incidents: dict[str, int] = field(default_factory=dict)  # by client, how often something went wrong
+    dismissed: list[int] = field(default_factory=list)  # clients that have left in good order
 
     def __post_init__(self) -> None:
         """JSON, from which a progress comes back, knows no tuples."""
@@ -239,6 +240,7 @@ class Federation:
     def dismiss(self, client: int) -> None:
         """It has left in good order: nothing is expected of it, and its A's go from the knowledge base."""
         self.forget(client, self.plan.tasks)
+        self.progress.dismissed.append(client)
         self.method.part(self.server, client)
 
     def replies(self, asked: list[Visit], deadline: float | None) -> Iterator[tuple[Message, Visit]]:
@@ -290,10 +292,12 @@ class Federation:
         done = (("begin", progress.begun), ("finish", progress.finished), ("test", progress.tested))
         for standing in [standing for op, standing in done if op in visit.ops]:
             standing[name] = max(standing.get(name, -1), step)
+        here = visit.client not in progress.dismissed  # an answer may be taken after its client has said that it leaves
         if visit.first:
             progress.met[name] = max(progress.met.get(name, -1), step)
+        if visit.first and here:
             self.method.confirm(self.server, visit.client)
-        if "give" in visit.ops:
+        if "give" in visit.ops and here:
             self.method.collect(self.server, visit.client, step, reply)
             self.server.archive.spill(SERVER_MEMORY)
         if numbers.get("task_valid_accuracy") is not None:
