@@ -127,8 +127,7 @@ def test_plans_and_folders_need_no_torch(tmp_path, plan_file, finished):
         import json, sys
         import weft, weft.cli
         from pathlib import Path
-        from weft.engines.host import Host
-from weft.record import Record
+        from weft.record import Record
         plan, folder, finished = sys.argv[1:]
         loaded = weft.Plan.load(plan, ["method=fedavg", "seed=3"])
         weft.Plan(method="fedweit@paper"), weft.Plan(method="stl", network="mlp")
