@@ -325,7 +325,7 @@ def test_a_site_that_left_is_asked_no_more(tmp_path):
 def test_an_app_that_breaks_is_an_answer_in_the_end(tmp_path):
     grid = Loop(tmp_path, ["a", "b"], lambda _, message: Message(Error(2, "it raised"), reply_to=message))
     (got,) = far(grid, tmp_path).exchange([ask(0)])
-    assert decode(got.wire).error == "it raised"
+    assert decode(got.wire).error == "Flower's error 2: it raised"
     assert grid.asked == engine.FAILURES
 
 

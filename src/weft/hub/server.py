@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from weft.engines import Engine, Saved
+from weft.engines.flower import inflating
 from weft.engines.flower.engine import Far, Grid
 from weft.engines.flower.server import server_app
 from weft.errors import Problem
@@ -35,6 +36,7 @@ def connect(grid: Grid, sites: list[str], run: str, session: Session, saved: Sav
     def remove(client: int) -> None:
         session.federation.dismiss(client)
 
+    inflating.guard(lambda: inflating.allowed(session.federation.inspector))
     record = session.record
     return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
 from flwr.app import Message
 
 from weft.engines import Reply, Request, Saved
@@ -26,8 +27,9 @@ POLL = 0.25  # seconds between two looks for replies
 ASK_AGAIN = 3.0  # seconds until a site is asked again after a failure, or after it had no task yet
 LOOK = 1.0  # seconds for which the list of who is there is good
 LIFETIME = 86_400.0  # seconds that Flower keeps a message
-FAILURES = 3  # so often a client app may break before that is its answer
+FAILURES = 3  # so often a request may fail at a site before that is its answer
 BROKEN = (1, 2, 6, 7)  # Flower's codes for an app that cannot be loaded or raised; all others are about machines
+SHOWN = 300  # letters of a reason
 
 Tell = Callable[..., None]
 
@@ -204,33 +206,35 @@ class Far:
             flight.message_id, flight.due = message_id or "", self.now() + ASK_AGAIN
 
     def _pull(self) -> None:
-        """Flower gives each reply once, and whoever listens may stop after any: so all are kept until taken."""
-        flown = {flight.message_id: flight for flight in self._flights if flight.message_id and not flight.answered}
-        if not flown:
-            return
-        for message in self._grid.pull_messages(list(flown)):
-            flight = flown.get(message.metadata.reply_to_message_id)
-            if flight is not None:
+        """Flower gives each reply once, and whoever listens may stop after any: so all are kept until taken.
+
+        One by one, since Flower puts a reply together here: what is wrong with one is nothing to the others, and whose
+        it is is what was asked, whatever it says itself.
+        """
+        for flight in [flight for flight in self._flights if flight.message_id and not flight.answered]:
+            try:
+                pulled = list(self._grid.pull_messages([flight.message_id]))
+            except httpx.HTTPError:  # the way to the hub's own SuperLink, no site's fault
+                raise
+            except Exception as fault:
+                why = f"its answer cannot be read: {type(fault).__name__}: {fault}"
+                flight.answered = self._failed(flight, why)
+                continue
+            for message in pulled[:1]:
                 flight.answered = self._open(message, flight)
 
     def _open(self, message: Message, flight: Flight) -> Answered | None:
         """The answer, if it is one; else it is noted why not, and the site is asked again."""
         if message.has_error():
-            code, reason = message.error.code, (message.error.reason or "").strip()[:300]
+            code, reason = message.error.code, (message.error.reason or "").strip()
             if code in BROKEN:
-                flight.failures += 1
-                if flight.failures >= FAILURES:
-                    return Answered(encode(failure(decode(flight.wire), reason)))
+                return self._failed(flight, f"Flower's error {code}: {reason}")
             self._ask_again(flight, f"Flower's error {code}: {reason}")
             return None
         try:
             answered = unpack_reply(message)
         except BadEnvelope as fault:
-            flight.failures += 1
-            if flight.failures >= FAILURES:
-                return Answered(encode(failure(decode(flight.wire), f"its answers are none: {fault}")))
-            self._ask_again(flight, str(fault))
-            return None
+            return self._failed(flight, f"its answer is none: {fault}")
         if answered.left:
             self._left.add(flight.client)
             self._say("left", flight.client)
@@ -245,9 +249,17 @@ class Far:
         self._waiting.pop(flight.client, None)
         return answered
 
+    def _failed(self, flight: Flight, reason: str) -> Answered | None:
+        """It is asked again; when that has failed too often, the failure is its answer."""
+        flight.failures += 1
+        if flight.failures >= FAILURES:
+            return Answered(encode(failure(decode(flight.wire), reason[:SHOWN])))
+        self._ask_again(flight, reason)
+        return None
+
     def _ask_again(self, flight: Flight, reason: str) -> None:
         flight.message_id, flight.due = "", self.now() + ASK_AGAIN
-        self._say("asked-again", flight.client, request=flight.request_id, reason=reason)
+        self._say("asked-again", flight.client, request=flight.request_id, reason=reason[:SHOWN])
 
     def _say(self, event: str, client: int, **facts: Any) -> None:
         self._tell(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)
