@@ -99,11 +99,11 @@ def test_equal_to_the_local_engine(tmp_path, local):
 
 
 def test_equal_though_answers_fail_and_are_lost(tmp_path, local):
-    """Every third message is answered by an error of Flower's; every fifth is answered, but the answer is lost."""
+    """Every fourth message is answered by an error of Flower's; every fifth is answered, but the answer is lost."""
     machine = Error(8, "the app's process died")
 
     def spoil(place: int, message: Message) -> Message | None:
-        if place % 3 == 0:
+        if place % 4 == 0:
             return Message(machine, reply_to=message)
         if place % 5 == 0:
             client.on_message(message, grid.context(message))
@@ -322,11 +322,28 @@ def test_a_site_that_left_is_asked_no_more(tmp_path):
     assert far(grid, tmp_path, found.save()).clients() == [0]
 
 
-def test_an_app_that_breaks_is_an_answer_in_the_end(tmp_path):
-    grid = Loop(tmp_path, ["a", "b"], lambda _, message: Message(Error(2, "it raised"), reply_to=message))
-    (got,) = far(grid, tmp_path).exchange([ask(0)])
-    assert decode(got.wire).error == "Flower's error 2: it raised"
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 6, 7, 8])
+def test_an_app_that_breaks_or_dies_every_time_is_an_answer_in_the_end(tmp_path, still, code):
+    """Also without a deadline: one that runs out of memory would be asked for ever."""
+
+    def spoil(place: int, message: Message) -> Message:
+        assert place < 50, "it is asked for ever"
+        return Message(Error(code, "it died"), reply_to=message)
+
+    grid = Loop(tmp_path, ["a", "b"], spoil)
+    found = far(grid, tmp_path)
+    (got,) = found.exchange([ask(0)])
+    assert decode(got.wire).error == f"Flower's error {code}: it died"
     assert grid.asked == engine.FAILURES
+    assert [event for event, _ in found.told] == ["asked-again"] * (engine.FAILURES - 1)
+
+
+def test_a_site_that_is_away_again_and_again_is_asked_when_it_is_back(tmp_path, still):
+    def spoil(place: int, message: Message) -> Message | None:
+        return Message(Error(engine.AWAY, "it is away"), reply_to=message) if place < 2 * engine.FAILURES else None
+
+    (got,) = far(Loop(tmp_path, ["a", "b"], spoil), tmp_path).exchange([ask(0)])
+    assert not decode(got.wire).error
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ ASK_AGAIN = 3.0  # seconds until a site is asked again after a failure, or after
 LOOK = 1.0  # seconds for which the list of who is there is good
 LIFETIME = 86_400.0  # seconds that Flower keeps a message
 FAILURES = 3  # so often a request may fail at a site before that is its answer
-BROKEN = (1, 2, 6, 7)  # Flower's codes for an app that cannot be loaded or raised; all others are about machines
+AWAY = 5  # Flower's code for a site that is not there: patience or the deadline bounds that. All others are failures
 SHOWN = 300  # letters of a reason
 
 Tell = Callable[..., None]
@@ -226,10 +226,10 @@ class Far:
     def _open(self, message: Message, flight: Flight) -> Answered | None:
         """The answer, if it is one; else it is noted why not, and the site is asked again."""
         if message.has_error():
-            code, reason = message.error.code, (message.error.reason or "").strip()
-            if code in BROKEN:
-                return self._failed(flight, f"Flower's error {code}: {reason}")
-            self._ask_again(flight, f"Flower's error {code}: {reason}")
+            why = f"Flower's error {message.error.code}: {(message.error.reason or '').strip()}"
+            if message.error.code != AWAY:
+                return self._failed(flight, why)
+            self._ask_again(flight, why)
             return None
         try:
             answered = unpack_reply(message)
