@@ -13,7 +13,7 @@ from federation import free_port
 import weft
 from weft import cli_hub
 from weft.errors import Problem
-from weft.hub import programs, runs, supervision
+from weft.hub import programs, runs, server, supervision
 from weft.hub.hub import Hub
 from weft.hub.waiting import Waiting
 from weft.record import Record, write_text
@@ -50,6 +50,63 @@ def test_whoever_watches_a_run_does_not_keep_its_server_app_from_working(hub, ru
         write_text(run / "summary.json", "{}\n")
         watcher.join()
     assert (run / "journal.jsonl").read_text().count('"resumed"') == 300
+
+
+# ---- a server app that dies ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dying(hub, run, monkeypatch):
+    """Runs of which each ends as the next of these functions does; what `weft hub run` says meanwhile."""
+    write_text(run / "sites.json", '{"names": ["ada", "ben"], "run": "run-1"}\n')
+    monkeypatch.setattr(runs, "at_work", lambda *_: "")
+    monkeypatch.setattr(runs, "wait_for_sites", lambda *_: None)
+    monkeypatch.setattr(runs, "watch", lambda *_: None)
+
+    def work(*fates: object) -> tuple[list[str], int]:
+        left, said = list(fates), []
+
+        def submit(*_: object) -> str:
+            fate = left.pop(0)
+            monkeypatch.setattr(server, "resume", fate)
+            with contextlib.suppress(BaseException):
+                server.work(None, run)  # type: ignore[arg-type]
+            return "1"
+
+        monkeypatch.setattr(runs, "submit", submit)
+        with pytest.raises((Problem, IndexError)) as stopped:
+            runs.work(hub, run, said.append, 0.0)
+        return [*said, str(stopped.value)], len(fates) - len(left)
+
+    return work
+
+
+def fails(error: BaseException):
+    def fate(*_: object, **__: object) -> None:
+        raise error
+
+    return fate
+
+
+def test_why_a_server_app_died_is_said_and_it_is_not_started_for_ever(dying, run):
+    said, starts = dying(*[fails(IndexError("list index out of range"))] * 20)
+    assert starts == runs.SAME
+    deaths = [line for line in said if line.startswith("the server app died:")]
+    assert deaths == [
+        f"the server app died: IndexError: list index out of range ({run / 'server.log'} has all of it); "
+        "it is started again from its last checkpoint"
+    ] * (runs.SAME - 1)
+    assert said[-1].startswith("the server app died 3 times after round 0: IndexError: list index out of range")
+    log = (run / "server.log").read_text()
+    assert log.count("Traceback") == runs.SAME
+    assert "in fate" in log
+
+
+def test_other_causes_and_kills_are_started_again(dying):
+    causes = [fails(ValueError(str(count))) for count in range(5)]
+    said, starts = dying(*causes, *[fails(SystemExit(9))] * 5)
+    assert starts == 10
+    assert said[-2].startswith("the server app died without a word, as if it was killed; it is started again")
 
 
 # ---- weft hub status -------------------------------------------------------------------------------------------------

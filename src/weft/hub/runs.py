@@ -8,6 +8,7 @@ import re
 import time
 import tomllib
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,15 +21,17 @@ from weft.hub.programs import NAME, ask
 from weft.hub.waiting import Waiting
 from weft.locks import is_taken
 from weft.plan import Plan
-from weft.record import Record, read_plan, write_text
+from weft.record import Record, read_manifest, read_plan, write_text
 from weft.result import Result
 from weft.running import fresh_folder, is_over
 
 SITES, TROUBLE = "sites.json", "problem.txt"  # in the run folder: who takes part; why it cannot go on
+LOG = "server.log"  # why a server app died
 FLOWER = "flower.txt"  # the number of the last run that Flower made of it
 LOOK = 0.5  # seconds between two looks at the folder
 ASK = 5.0  # seconds between two questions to Flower
 STARTS = 20  # of one server app
+SAME = 3  # deaths of the same cause at the same round: another start would end in the same way
 OVER = "finished"
 
 Say = Callable[[str], None]
@@ -68,17 +71,42 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
         wait_for_sites(hub, json.loads((folder / SITES).read_text(encoding="utf-8"))["names"], say, wait)
     say(f"sites know this run as {json.loads((folder / SITES).read_text(encoding='utf-8'))['run']}")
     waiting = Waiting(folder)
+    deaths: Counter[tuple[str, int]] = Counter()
     for _ in range(STARTS):
         if is_over(folder):
             return Result(folder)
+        written = _size(folder / LOG)
         run_id = at_work(hub, folder) or submit(hub, folder)
         say(f"the hub works on {folder}; weft watch {folder} shows it (Flower's run {run_id})")
         watch(hub, folder, run_id, waiting, say)
         if not is_over(folder):
             if (folder / TROUBLE).exists():
                 raise Problem((folder / TROUBLE).read_text(encoding="utf-8").strip())
-            say("the server app died; it is started again from its last checkpoint")
-    raise Problem(f"the server app of {folder} died {STARTS} times; see logs/superexec.log of the hub")
+            why, at = last_words(folder / LOG, written), rounds(folder)
+            deaths[why, at] += 1
+            if why and deaths[why, at] >= SAME:
+                raise Problem(f"the server app died {SAME} times after round {at}: {why}; {folder / LOG} has all of it")
+            how = f": {why} ({folder / LOG} has all of it)" if why else " without a word, as if it was killed"
+            say(f"the server app died{how}; it is started again from its last checkpoint")
+    raise Problem(f"the server app of {folder} died {STARTS} times; see {hub.folder / 'logs' / 'superexec.log'}")
+
+
+def last_words(log: Path, before: int) -> str:
+    """The last line of what was written since the log had so many bytes; nothing if nothing was."""
+    if _size(log) <= before:
+        return ""
+    lines = log.read_bytes()[before:].decode(errors="replace").split("\n")
+    return "".join(letter if letter.isprintable() else " " for letter in [line for line in lines if line.strip()][-1])
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def rounds(folder: Path) -> int:
+    """How many are over, by the checkpoint."""
+    manifest = read_manifest(folder / "checkpoints")
+    return int(manifest["progress"]["round"]) if manifest else 0
 
 
 def submit(hub: Hub, folder: Path) -> str:

@@ -1,12 +1,15 @@
 """The server app: the loop at the hub, in a process that Flower starts for each run; it goes on with a run folder.
 
 `weft hub run` has made the folder. If this process dies it is started again and goes on from the last checkpoint, which
-is made after each round; sites that had answered since then give the same answers again.
+is made after each round; sites that had answered since then give the same answers again. Why it died stands in the run
+folder, unless it was killed.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
+import traceback
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +18,7 @@ from weft.engines.flower import inflating
 from weft.engines.flower.engine import Far, Grid
 from weft.engines.flower.server import server_app
 from weft.errors import Problem
-from weft.hub.runs import SITES, TROUBLE
+from weft.hub.runs import LOG, SITES, TROUBLE
 from weft.record import write_text
 from weft.running import resume
 from weft.session import Session
@@ -24,11 +27,16 @@ PATIENCE = 600.0  # seconds for which a site that is away is waited for, where t
 
 
 def work(grid: Grid, folder: Path) -> None:
-    sites = json.loads((folder / SITES).read_text(encoding="utf-8"))
     try:
+        sites = json.loads((folder / SITES).read_text(encoding="utf-8"))
         resume(folder, save_every=0, connect=partial(connect, grid, sites["names"], sites["run"]))
     except Problem as problem:
         write_text(folder / TROUBLE, f"{problem}\n")
+        raise
+    except Exception:
+        when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        with (folder / LOG).open("a", encoding="utf-8") as log:
+            log.write(f"{when}\n{traceback.format_exc()}\n")
         raise
 
 
