@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,6 +187,28 @@ def test_a_site_that_is_away_is_waited_for_and_then_not(tmp_path):
     grid.names.append("b")
     assert [reply.client for reply in found.exchange([ask(1)])] == [1]
     assert ("back", "b") in [(event, facts["site"]) for event, facts in found.told]
+
+
+def test_a_site_that_was_waited_for_already_is_not_waited_for_again(tmp_path):
+    """But it counts when it comes, and is had patience with from then on."""
+    grid = Loop(tmp_path, ["a"])
+    found = far(grid, tmp_path, patience=60, lost={1})
+    assert found.clients() == [0]
+    assert [reply.client for reply in found.exchange([ask(0), ask(1)])] == [0]
+    grid.names = ["a", "b"]
+    assert found.clients() == [0, 1]
+    grid.names = ["a"]
+    assert found.clients() == [0, 1]
+
+
+@pytest.mark.parametrize("how", [{}, {"async": "tasks"}, {"async": "arrival"}, {"deadline": 60.0}], ids=str)
+def test_a_run_without_a_site_that_is_not_there(tmp_path, still, how):
+    folder = tmp_path / "run"
+    Record.create(folder, weft.Plan.merge({**TINY, **how})).close()
+    far_away = partial(connect, Loop(tmp_path, ["a"]), ["a", "b"], "run", absent=["b"])
+    resume(folder, save_every=0, connect=far_away)
+    assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1"]
+    assert still.moment < LONG
 
 
 def test_what_is_out_is_asked_again_after_a_restart(tmp_path):

@@ -16,7 +16,7 @@ from weft.errors import Problem
 from weft.hub import programs, runs, server, supervision
 from weft.hub.hub import Hub
 from weft.hub.waiting import Waiting
-from weft.record import Record, write_text
+from weft.record import Record, write_manifest, write_text
 
 PLAN = {"clients": 2, "tasks": 2, "network": "mlp", "rounds_per_task": 2}
 
@@ -34,6 +34,15 @@ def run(tmp_path, hub) -> Path:
     Record.create(folder, weft.Plan.merge(PLAN)).close()
     hub.note(folder)
     return folder
+
+
+@pytest.fixture
+def up(hub):
+    """A supervisor holds the folder; its SuperLink has died, and real `flwr` finds nobody on its port."""
+    words = {"supervisor": 7, "processes": {"superlink": {"pid": 8, "starts": 3}}}
+    write_text(hub.folder / supervision.FILE, json.dumps(words))
+    with supervision.hold(hub.folder):
+        yield hub
 
 
 def test_whoever_watches_a_run_does_not_keep_its_server_app_from_working(hub, run, monkeypatch):
@@ -60,7 +69,7 @@ def dying(hub, run, monkeypatch):
     """Runs of which each ends as the next of these functions does; what `weft hub run` says meanwhile."""
     write_text(run / "sites.json", '{"names": ["ada", "ben"], "run": "run-1"}\n')
     monkeypatch.setattr(runs, "at_work", lambda *_: "")
-    monkeypatch.setattr(runs, "wait_for_sites", lambda *_: None)
+    monkeypatch.setattr(runs, "wait_for_sites", lambda *_: {"ada", "ben"})
     monkeypatch.setattr(runs, "watch", lambda *_: None)
 
     def work(*fates: object) -> tuple[list[str], int]:
@@ -109,16 +118,78 @@ def test_other_causes_and_kills_are_started_again(dying):
     assert said[-2].startswith("the server app died without a word, as if it was killed; it is started again")
 
 
-# ---- weft hub status -------------------------------------------------------------------------------------------------
+# ---- sites that are not there ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def up(hub):
-    """A supervisor holds the folder; its SuperLink has died, and real `flwr` finds nobody on its port."""
-    words = {"supervisor": 7, "processes": {"superlink": {"pid": 8, "starts": 3}}}
-    write_text(hub.folder / supervision.FILE, json.dumps(words))
-    with supervision.hold(hub.folder):
-        yield hub
+def asked(up, run, monkeypatch):
+    """`weft hub run` for the folder, with these sites online: what it said, and without whom the server app began."""
+    write_text(run / "sites.json", '{"names": ["ada", "ben"], "run": "run-1"}\n')
+    monkeypatch.setattr(runs, "at_work", lambda *_: "")
+
+    def work(*online: str) -> tuple[list[str], list[str] | None]:
+        said: list[str] = []
+        monkeypatch.setattr(Hub, "online", lambda _: list(online))
+        monkeypatch.setattr(runs, "submit", lambda *_: write_text(run / "problem.txt", "the end\n") or "1")
+        monkeypatch.setattr(runs, "watch", lambda *_: None)
+        with pytest.raises(Problem) as end:
+            runs.work(up, run, said.append, 0.0)
+        began = str(end.value) == "the end"
+        return [*said, str(end.value)], runs.absent(run) if began else None
+
+    return work
+
+
+def checkpoint(run: Path, left: list[int]) -> None:
+    write_manifest(run / "checkpoints", {"progress": {"round": 3}, "clock": {"left": left}})
+
+
+def test_a_new_run_waits_for_all_and_says_what_a_hub_can_do(asked, run):
+    said, absent = asked("ada")
+    assert absent is None
+    assert f"not there after 0 s: ben; ask there for weft site start, then weft hub run {run} goes on" in said[-1]
+    assert "weft hub remove NAME" in said[-1]
+
+
+@pytest.mark.parametrize("how", [{"deadline": 60.0}, {"quorum": 1}], ids=str)
+def test_with_a_deadline_or_a_quorum_it_begins_with_those_who_are_there(asked, run, how):
+    write_text(run / "plan.toml", weft.Plan.merge({**PLAN, **how}).toml())
+    said, absent = asked("ada")
+    assert absent == ["ben"]
+    assert any(line.startswith("WARNING: not there after 0 s: ben; the run goes on without") for line in said)
+
+
+def test_a_run_that_began_goes_on_without_a_site_that_is_lost(asked, run):
+    checkpoint(run, left=[])
+    said, absent = asked("ada")
+    assert absent == ["ben"]
+    assert any(line.startswith("WARNING") for line in said)
+
+
+def test_nobody_waits_for_a_site_that_has_left_the_run(asked, run):
+    checkpoint(run, left=[1])
+    said, absent = asked("ada")
+    assert absent == ["ben"]
+    assert not any("waiting" in line or "WARNING" in line for line in said)
+
+
+def test_nobody_waits_for_a_site_that_is_no_member_any_more(asked, hub):
+    write_text(hub.folder / "sites.json", '["ada"]\n')
+    said, absent = asked("ada")
+    assert absent == ["ben"]
+    assert not any("waiting" in line or "WARNING" in line for line in said)
+
+
+def test_with_nobody_there_it_does_not_go_on(asked, run):
+    checkpoint(run, left=[1])
+    said, absent = asked()
+    assert absent is None
+    assert "not there after 0 s: ada" in said[-1]
+    checkpoint(run, left=[0, 1])
+    assert "every site of" in asked("ada")[0][-1]
+
+
+# ---- weft hub status -------------------------------------------------------------------------------------------------
 
 
 def status(hub: Hub, capsys: pytest.CaptureFixture[str], as_json: bool = False) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import traceback
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from weft.engines.flower import inflating
 from weft.engines.flower.engine import Far, Grid
 from weft.engines.flower.server import server_app
 from weft.errors import Problem
-from weft.hub.runs import LOG, SITES, TROUBLE
+from weft.hub.runs import LOG, SITES, TROUBLE, absent
 from weft.record import write_text
 from weft.running import resume
 from weft.session import Session
@@ -29,7 +30,8 @@ PATIENCE = 600.0  # seconds for which a site that is away is waited for, where t
 def work(grid: Grid, folder: Path) -> None:
     try:
         sites = json.loads((folder / SITES).read_text(encoding="utf-8"))
-        resume(folder, save_every=0, connect=partial(connect, grid, sites["names"], sites["run"]))
+        far = partial(connect, grid, sites["names"], sites["run"], absent=absent(folder))
+        resume(folder, save_every=0, connect=far)
     except Problem as problem:
         write_text(folder / TROUBLE, f"{problem}\n")
         raise
@@ -40,13 +42,18 @@ def work(grid: Grid, folder: Path) -> None:
         raise
 
 
-def connect(grid: Grid, sites: list[str], run: str, session: Session, saved: Saved) -> Engine:
+def connect(
+    grid: Grid, sites: list[str], run: str, session: Session, saved: Saved, absent: Collection[str] = ()
+) -> Engine:
+    """`absent`: the sites that have been waited for already."""
+
     def remove(client: int) -> None:
         session.federation.dismiss(client)
 
     inflating.guard(lambda: inflating.allowed(session.federation.inspector))
     record = session.record
-    return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove)
+    lost = {client for client, name in enumerate(sites) if name in absent}
+    return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove, lost)
 
 
 app = server_app(work)

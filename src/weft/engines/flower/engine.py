@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -72,10 +72,12 @@ class Far:
         tell: Tell,
         patience: float,
         on_leave: Callable[[int], None],
+        lost: Collection[int] = (),
     ):
         """`sites` are the names by which the hub registered them, in the order of the plan's clients.
 
-        Without a deadline in the plan a site that is away is waited for, for `patience` seconds.
+        Without a deadline in the plan a site that is away is waited for, for `patience` seconds; those that are `lost`
+        only once they have been there.
         """
         self._plan, self._grid, self._sites, self._run, self._folder = plan, grid, sites, run, folder
         self._text = plan.toml()
@@ -83,7 +85,8 @@ class Far:
         self._patience = patience if plan.deadline == "none" else 0.0
         self._began = time.monotonic() - float(saved.clock.get("now", 0.0))
         self._left: set[int] = set(saved.clock.get("left", []))
-        self._seen = dict.fromkeys(range(len(sites)), self.now())  # when each site was last there
+        # when each site was last there
+        self._seen = {client: -math.inf if client in lost else self.now() for client in range(len(sites))}
         self._away: set[int] = set()
         self._waiting: dict[int, str] = {}
         self._nodes: dict[int, int] = {}
