@@ -15,6 +15,7 @@ from weft import cli_hub
 from weft.errors import Problem
 from weft.hub import programs, runs, server, supervision
 from weft.hub.hub import Hub
+from weft.hub.site import Site
 from weft.hub.waiting import Waiting
 from weft.record import Record, write_manifest, write_text
 
@@ -290,3 +291,19 @@ def test_status_names_who_is_waited_for(hub, run, capsys):
     assert "waiting for ben: it has no task 1 yet" in status(hub, capsys)
     write_text(run / "summary.json", "{}\n")
     assert "waiting for" not in status(hub, capsys)
+
+
+# ---- a site whose environment was moved ------------------------------------------------------------------------------
+
+
+def test_a_site_finds_the_programs_of_the_environment_that_starts_it(hub, tmp_path, monkeypatch):
+    hub.invite("cleo", tmp_path / "cleo.json")
+    site = Site.join(tmp_path / "cleo.json", tmp_path / "cleo")
+    link = site.folder / "bin" / "flower-superexec"
+    link.unlink(missing_ok=True)
+    link.symlink_to("/an/environment/that/was/moved")
+    monkeypatch.setattr(supervision.Supervisor, "run", lambda *_: None)
+    site.start(print)
+    assert link.readlink() == Path(programs.program("flower-superexec"))
+    assert link.exists()
+    assert (site.folder / "bin" / "flwr-clientapp").stat().st_mode & 0o777 == 0o700
