@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -99,11 +100,11 @@ def test_equal_to_the_local_engine(tmp_path, local):
 
 
 def test_equal_though_answers_fail_and_are_lost(tmp_path, local):
-    """Every third message is answered by an error of Flower's; every fifth is answered, but the answer is lost."""
+    """Every fourth message is answered by an error of Flower's; every fifth is answered, but the answer is lost."""
     machine = Error(8, "the app's process died")
 
     def spoil(place: int, message: Message) -> Message | None:
-        if place % 3 == 0:
+        if place % 4 == 0:
             return Message(machine, reply_to=message)
         if place % 5 == 0:
             client.on_message(message, grid.context(message))
@@ -186,6 +187,28 @@ def test_a_site_that_is_away_is_waited_for_and_then_not(tmp_path):
     grid.names.append("b")
     assert [reply.client for reply in found.exchange([ask(1)])] == [1]
     assert ("back", "b") in [(event, facts["site"]) for event, facts in found.told]
+
+
+def test_a_site_that_was_waited_for_already_is_not_waited_for_again(tmp_path):
+    """But it counts when it comes, and is had patience with from then on."""
+    grid = Loop(tmp_path, ["a"])
+    found = far(grid, tmp_path, patience=60, lost={1})
+    assert found.clients() == [0]
+    assert [reply.client for reply in found.exchange([ask(0), ask(1)])] == [0]
+    grid.names = ["a", "b"]
+    assert found.clients() == [0, 1]
+    grid.names = ["a"]
+    assert found.clients() == [0, 1]
+
+
+@pytest.mark.parametrize("how", [{}, {"async": "tasks"}, {"async": "arrival"}, {"deadline": 60.0}], ids=str)
+def test_a_run_without_a_site_that_is_not_there(tmp_path, still, how):
+    folder = tmp_path / "run"
+    Record.create(folder, weft.Plan.merge({**TINY, **how})).close()
+    far_away = partial(connect, Loop(tmp_path, ["a"]), ["a", "b"], "run", absent=["b"])
+    resume(folder, save_every=0, connect=far_away)
+    assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1"]
+    assert still.moment < LONG
 
 
 def test_what_is_out_is_asked_again_after_a_restart(tmp_path):
@@ -322,11 +345,28 @@ def test_a_site_that_left_is_asked_no_more(tmp_path):
     assert far(grid, tmp_path, found.save()).clients() == [0]
 
 
-def test_an_app_that_breaks_is_an_answer_in_the_end(tmp_path):
-    grid = Loop(tmp_path, ["a", "b"], lambda _, message: Message(Error(2, "it raised"), reply_to=message))
-    (got,) = far(grid, tmp_path).exchange([ask(0)])
-    assert decode(got.wire).error == "it raised"
+@pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 6, 7, 8])
+def test_an_app_that_breaks_or_dies_every_time_is_an_answer_in_the_end(tmp_path, still, code):
+    """Also without a deadline: one that runs out of memory would be asked for ever."""
+
+    def spoil(place: int, message: Message) -> Message:
+        assert place < 50, "it is asked for ever"
+        return Message(Error(code, "it died"), reply_to=message)
+
+    grid = Loop(tmp_path, ["a", "b"], spoil)
+    found = far(grid, tmp_path)
+    (got,) = found.exchange([ask(0)])
+    assert decode(got.wire).error == f"Flower's error {code}: it died"
     assert grid.asked == engine.FAILURES
+    assert [event for event, _ in found.told] == ["asked-again"] * (engine.FAILURES - 1)
+
+
+def test_a_site_that_is_away_again_and_again_is_asked_when_it_is_back(tmp_path, still):
+    def spoil(place: int, message: Message) -> Message | None:
+        return Message(Error(engine.AWAY, "it is away"), reply_to=message) if place < 2 * engine.FAILURES else None
+
+    (got,) = far(Loop(tmp_path, ["a", "b"], spoil), tmp_path).exchange([ask(0)])
+    assert not decode(got.wire).error
 
 
 @pytest.mark.parametrize(

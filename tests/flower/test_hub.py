@@ -13,10 +13,11 @@ from federation import free_port
 import weft
 from weft import cli_hub
 from weft.errors import Problem
-from weft.hub import programs, runs, supervision
+from weft.hub import programs, runs, server, supervision
 from weft.hub.hub import Hub
+from weft.hub.site import Site
 from weft.hub.waiting import Waiting
-from weft.record import Record, write_text
+from weft.record import Record, write_manifest, write_text
 
 PLAN = {"clients": 2, "tasks": 2, "network": "mlp", "rounds_per_task": 2}
 
@@ -36,6 +37,15 @@ def run(tmp_path, hub) -> Path:
     return folder
 
 
+@pytest.fixture
+def up(hub):
+    """A supervisor holds the folder; its SuperLink has died, and real `flwr` finds nobody on its port."""
+    words = {"supervisor": 7, "processes": {"superlink": {"pid": 8, "starts": 3}}}
+    write_text(hub.folder / supervision.FILE, json.dumps(words))
+    with supervision.hold(hub.folder):
+        yield hub
+
+
 def test_whoever_watches_a_run_does_not_keep_its_server_app_from_working(hub, run, monkeypatch):
     monkeypatch.setattr(runs, "LOOK", 0.0)
     monkeypatch.setattr(runs, "ASK", 1e9)
@@ -52,16 +62,135 @@ def test_whoever_watches_a_run_does_not_keep_its_server_app_from_working(hub, ru
     assert (run / "journal.jsonl").read_text().count('"resumed"') == 300
 
 
-# ---- weft hub status -------------------------------------------------------------------------------------------------
+# ---- a server app that dies ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def up(hub):
-    """A supervisor holds the folder; its SuperLink has died, and real `flwr` finds nobody on its port."""
-    words = {"supervisor": 7, "processes": {"superlink": {"pid": 8, "starts": 3}}}
-    write_text(hub.folder / supervision.FILE, json.dumps(words))
-    with supervision.hold(hub.folder):
-        yield hub
+def dying(hub, run, monkeypatch):
+    """Runs of which each ends as the next of these functions does; what `weft hub run` says meanwhile."""
+    write_text(run / "sites.json", '{"names": ["ada", "ben"], "run": "run-1"}\n')
+    monkeypatch.setattr(runs, "at_work", lambda *_: "")
+    monkeypatch.setattr(runs, "wait_for_sites", lambda *_: {"ada", "ben"})
+    monkeypatch.setattr(runs, "watch", lambda *_: None)
+
+    def work(*fates: object) -> tuple[list[str], int]:
+        left, said = list(fates), []
+
+        def submit(*_: object) -> str:
+            fate = left.pop(0)
+            monkeypatch.setattr(server, "resume", fate)
+            with contextlib.suppress(BaseException):
+                server.work(None, run)  # type: ignore[arg-type]
+            return "1"
+
+        monkeypatch.setattr(runs, "submit", submit)
+        with pytest.raises((Problem, IndexError)) as stopped:
+            runs.work(hub, run, said.append, 0.0)
+        return [*said, str(stopped.value)], len(fates) - len(left)
+
+    return work
+
+
+def fails(error: BaseException):
+    def fate(*_: object, **__: object) -> None:
+        raise error
+
+    return fate
+
+
+def test_why_a_server_app_died_is_said_and_it_is_not_started_for_ever(dying, run):
+    said, starts = dying(*[fails(IndexError("list index out of range"))] * 20)
+    assert starts == runs.SAME
+    deaths = [line for line in said if line.startswith("the server app died:")]
+    assert deaths == [
+        f"the server app died: IndexError: list index out of range ({run / 'server.log'} has all of it); "
+        "it is started again from its last checkpoint"
+    ] * (runs.SAME - 1)
+    assert said[-1].startswith("the server app died 3 times after round 0: IndexError: list index out of range")
+    log = (run / "server.log").read_text()
+    assert log.count("Traceback") == runs.SAME
+    assert "in fate" in log
+
+
+def test_other_causes_and_kills_are_started_again(dying):
+    causes = [fails(ValueError(str(count))) for count in range(5)]
+    said, starts = dying(*causes, *[fails(SystemExit(9))] * 5)
+    assert starts == 10
+    assert said[-2].startswith("the server app died without a word, as if it was killed; it is started again")
+
+
+# ---- sites that are not there ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(up, run, monkeypatch):
+    """`weft hub run` for the folder, with these sites online: what it said, and without whom the server app began."""
+    write_text(run / "sites.json", '{"names": ["ada", "ben"], "run": "run-1"}\n')
+    monkeypatch.setattr(runs, "at_work", lambda *_: "")
+
+    def work(*online: str) -> tuple[list[str], list[str] | None]:
+        said: list[str] = []
+        monkeypatch.setattr(Hub, "online", lambda _: list(online))
+        monkeypatch.setattr(runs, "submit", lambda *_: write_text(run / "problem.txt", "the end\n") or "1")
+        monkeypatch.setattr(runs, "watch", lambda *_: None)
+        with pytest.raises(Problem) as end:
+            runs.work(up, run, said.append, 0.0)
+        began = str(end.value) == "the end"
+        return [*said, str(end.value)], runs.absent(run) if began else None
+
+    return work
+
+
+def checkpoint(run: Path, left: list[int]) -> None:
+    write_manifest(run / "checkpoints", {"progress": {"round": 3}, "clock": {"left": left}})
+
+
+def test_a_new_run_waits_for_all_and_says_what_a_hub_can_do(asked, run):
+    said, absent = asked("ada")
+    assert absent is None
+    assert f"not there after 0 s: ben; ask there for weft site start, then weft hub run {run} goes on" in said[-1]
+    assert "weft hub remove NAME" in said[-1]
+
+
+@pytest.mark.parametrize("how", [{"deadline": 60.0}, {"quorum": 1}], ids=str)
+def test_with_a_deadline_or_a_quorum_it_begins_with_those_who_are_there(asked, run, how):
+    write_text(run / "plan.toml", weft.Plan.merge({**PLAN, **how}).toml())
+    said, absent = asked("ada")
+    assert absent == ["ben"]
+    assert any(line.startswith("WARNING: not there after 0 s: ben; the run goes on without") for line in said)
+
+
+def test_a_run_that_began_goes_on_without_a_site_that_is_lost(asked, run):
+    checkpoint(run, left=[])
+    said, absent = asked("ada")
+    assert absent == ["ben"]
+    assert any(line.startswith("WARNING") for line in said)
+
+
+def test_nobody_waits_for_a_site_that_has_left_the_run(asked, run):
+    checkpoint(run, left=[1])
+    said, absent = asked("ada")
+    assert absent == ["ben"]
+    assert not any("waiting" in line or "WARNING" in line for line in said)
+
+
+def test_nobody_waits_for_a_site_that_is_no_member_any_more(asked, hub):
+    write_text(hub.folder / "sites.json", '["ada"]\n')
+    said, absent = asked("ada")
+    assert absent == ["ben"]
+    assert not any("waiting" in line or "WARNING" in line for line in said)
+
+
+def test_with_nobody_there_it_does_not_go_on(asked, run):
+    checkpoint(run, left=[1])
+    said, absent = asked()
+    assert absent is None
+    assert "not there after 0 s: ada" in said[-1]
+    checkpoint(run, left=[0, 1])
+    assert "every site of" in asked("ada")[0][-1]
+
+
+# ---- weft hub status -------------------------------------------------------------------------------------------------
 
 
 def status(hub: Hub, capsys: pytest.CaptureFixture[str], as_json: bool = False) -> str:
@@ -162,3 +291,19 @@ def test_status_names_who_is_waited_for(hub, run, capsys):
     assert "waiting for ben: it has no task 1 yet" in status(hub, capsys)
     write_text(run / "summary.json", "{}\n")
     assert "waiting for" not in status(hub, capsys)
+
+
+# ---- a site whose environment was moved ------------------------------------------------------------------------------
+
+
+def test_a_site_finds_the_programs_of_the_environment_that_starts_it(hub, tmp_path, monkeypatch):
+    hub.invite("cleo", tmp_path / "cleo.json")
+    site = Site.join(tmp_path / "cleo.json", tmp_path / "cleo")
+    link = site.folder / "bin" / "flower-superexec"
+    link.unlink(missing_ok=True)
+    link.symlink_to("/an/environment/that/was/moved")
+    monkeypatch.setattr(supervision.Supervisor, "run", lambda *_: None)
+    site.start(print)
+    assert link.readlink() == Path(programs.program("flower-superexec"))
+    assert link.exists()
+    assert (site.folder / "bin" / "flwr-clientapp").stat().st_mode & 0o777 == 0o700

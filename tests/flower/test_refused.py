@@ -12,6 +12,7 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 from federation import Federation, events, free_port, outcome, wait_until
@@ -107,15 +108,23 @@ def test_control_from_outside(federation: Federation) -> None:
     assert ask(federation, federation.public, "/v1/fleet/pull-messages") != 403
 
 
-REPLAYING = """#!{python}
+# ---- one run with a site that is up to no good, and a hub too --------------------------------------------------------
+
+UNRULY = """#!{python}
+import json
 from pathlib import Path
+from flwr.app import Array
 from weft.engines.flower import memory, runner
 
-answer = memory.Memory.answer
 kept = Path({kept!r})
+first = not kept.with_name("begun").exists()
+kept.with_name("begun").touch()
+answer, deflate = memory.Memory.answer, Array.deflate
 
 def replay(self, wire):
     said = answer(self, wire)
+    if first:
+        return said
     if not kept.exists():
         kept.write_bytes(said)
     elif not kept.with_name("sent").exists():
@@ -123,22 +132,59 @@ def replay(self, wire):
         return kept.read_bytes()
     return said
 
+def unreadable(self):
+    head, _, body = deflate(self).partition(b"\\0")
+    body = json.dumps(json.loads(body) | dict(arraychunk_ids=[99])).encode()
+    return b" ".join([*head.split(b" ")[:2], str(len(body)).encode()]) + b"\\0" + body
+
 memory.Memory.answer = replay
+if first:
+    Array.deflate = unreadable
 runner.main()
+"""
+SPY = """
+import os
+from pathlib import Path
+from weft.engines.flower import client
+
+app = client.app  # so that all would go well, but for the mark
+Path({folder!r}, Path(os.environ.get("WEFT_SITE", "hub")).name).touch()
 """
 
 
-def test_a_message_that_is_replayed(federation: Federation, tmp_path: Path) -> None:
-    """A site that sends its first answer once more, in the second round: it counts once, and the run goes on."""
-    program = federation.folder / "ben" / "bin" / "flwr-clientapp"
-    honest = program.read_text(encoding="utf-8")
-    program.write_text(REPLAYING.format(python=sys.executable, kept=str(tmp_path / "kept")), encoding="utf-8")
+@pytest.fixture(scope="module")
+def unruly(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder. Ben's first answer cannot be put together; later he sends an old one in the place of a new one.
+
+    The hub ships a client app of its own with the run, which would leave a mark wherever it is loaded.
+    """
+    wait_until(lambda: "ben serves" in federation.log("ben"), 60)  # which it does with a program that it writes first
+    folder = tmp_path_factory.mktemp("unruly")
+    program, app = federation.folder / "ben" / "bin" / "flwr-clientapp", federation.folder / "hub" / "app"
+    honest, shipped = program.read_text(encoding="utf-8"), (app / "pyproject.toml").read_text(encoding="utf-8")
+    program.write_text(UNRULY.format(python=sys.executable, kept=str(folder / "kept")), encoding="utf-8")
+    (folder / "marks").mkdir()
+    (app / "spy.py").write_text(SPY.format(folder=str(folder / "marks")), encoding="utf-8")
+    changed = shipped.replace("weft.engines.flower.client:app", "spy:app")
+    assert changed != shipped
+    (app / "pyproject.toml").write_text(changed, encoding="utf-8")
     (federation.folder / "again.toml").write_text(AGAIN, encoding="utf-8")
     try:
         federation.weft("hub", "run", "again.toml", "--out", "again", timeout=400)
     finally:
         program.write_text(honest, encoding="utf-8")
-    heard = [event for event in events(federation.folder / "again") if event.get("client") == 1]
+        (app / "pyproject.toml").write_text(shipped, encoding="utf-8")
+        (app / "spy.py").unlink()
+    return folder
+
+
+def heard_of_ben(federation: Federation) -> list[dict[str, Any]]:
+    return [event for event in events(federation.folder / "again") if event.get("client") == 1]
+
+
+def test_a_message_that_is_replayed(federation: Federation, unruly: Path) -> None:
+    """A site that sends its first answer once more, in the second round: it counts once, and the run goes on."""
+    heard = heard_of_ben(federation)
     told = [event["reason"] for event in heard if event["event"] == "incident" and "refused" in event["reason"]]
     assert len(told) == 1
     answered = [event for event in heard if event["event"] == "answer"]
@@ -146,6 +192,23 @@ def test_a_message_that_is_replayed(federation: Federation, tmp_path: Path) -> N
     assert 1 not in [event["round"] for event in answered]
     given = [key for key in outcome(federation.folder / "again") if key.startswith("A ")]
     assert {"A 0.0", "A 1.0"} <= set(given)  # which it gave when it was asked once more
+
+
+def test_a_message_that_cannot_be_put_together(federation: Federation, unruly: Path) -> None:
+    """The server app lives on, the journal says whose it was, and the site is asked again."""
+    assert (unruly / "begun").exists()
+    again = [event for event in heard_of_ben(federation) if event["event"] == "asked-again"]
+    assert [(event["site"], event["request"]) for event in again] == [("ben", "0.0.1")]
+    assert again[0]["reason"].startswith("its answer cannot be read: IndexError")
+    assert "resumed" not in [event["event"] for event in events(federation.folder / "again")]
+
+
+def test_no_site_runs_what_the_hub_ships(federation: Federation, unruly: Path) -> None:
+    """Nor keeps it: what answers is the weft that is installed there."""
+    assert [mark.name for mark in (unruly / "marks").iterdir()] == []
+    assert list((federation.folder / "hub").rglob("spy.py")), "nothing was shipped"
+    for site in federation.sites:
+        assert list((federation.folder / site).rglob("spy.py")) == []
 
 
 def test_the_others_are_still_there(federation: Federation) -> None:

@@ -8,6 +8,7 @@ import re
 import time
 import tomllib
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,15 +21,18 @@ from weft.hub.programs import NAME, ask
 from weft.hub.waiting import Waiting
 from weft.locks import is_taken
 from weft.plan import Plan
-from weft.record import Record, read_plan, write_text
+from weft.record import Record, read_manifest, read_plan, write_text
 from weft.result import Result
 from weft.running import fresh_folder, is_over
 
 SITES, TROUBLE = "sites.json", "problem.txt"  # in the run folder: who takes part; why it cannot go on
+LOG = "server.log"  # why a server app died
+ABSENT = "absent.json"  # of its sites, those that it begins or goes on without
 FLOWER = "flower.txt"  # the number of the last run that Flower made of it
 LOOK = 0.5  # seconds between two looks at the folder
 ASK = 5.0  # seconds between two questions to Flower
 STARTS = 20  # of one server app
+SAME = 3  # deaths of the same cause at the same round: another start would end in the same way
 OVER = "finished"
 
 Say = Callable[[str], None]
@@ -65,20 +69,48 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
     """Until the run is over. Whoever stops this does not stop the run."""
     read_plan(folder)
     if not is_over(folder) and not at_work(hub, folder):
-        wait_for_sites(hub, json.loads((folder / SITES).read_text(encoding="utf-8"))["names"], say, wait)
+        note_absent(folder, wait_for_sites(hub, folder, say, wait))
     say(f"sites know this run as {json.loads((folder / SITES).read_text(encoding='utf-8'))['run']}")
     waiting = Waiting(folder)
+    deaths: Counter[tuple[str, int]] = Counter()
     for _ in range(STARTS):
         if is_over(folder):
             return Result(folder)
+        written = _size(folder / LOG)
         run_id = at_work(hub, folder) or submit(hub, folder)
         say(f"the hub works on {folder}; weft watch {folder} shows it (Flower's run {run_id})")
         watch(hub, folder, run_id, waiting, say)
         if not is_over(folder):
             if (folder / TROUBLE).exists():
                 raise Problem((folder / TROUBLE).read_text(encoding="utf-8").strip())
-            say("the server app died; it is started again from its last checkpoint")
-    raise Problem(f"the server app of {folder} died {STARTS} times; see logs/superexec.log of the hub")
+            why, at = last_words(folder / LOG, written), rounds(folder)
+            deaths[why, at] += 1
+            if why and deaths[why, at] >= SAME:
+                raise Problem(f"the server app died {SAME} times after round {at}: {why}; {folder / LOG} has all of it")
+            how = f": {why} ({folder / LOG} has all of it)" if why else " without a word, as if it was killed"
+            say(f"the server app died{how}; it is started again from its last checkpoint")
+            if was := set(absent(folder)):
+                with contextlib.suppress(Problem):  # the SuperLink may be on its way up again
+                    note_absent(folder, set(members(folder)) - (was - set(hub.online())))
+    raise Problem(f"the server app of {folder} died {STARTS} times; see {hub.folder / 'logs' / 'superexec.log'}")
+
+
+def last_words(log: Path, before: int) -> str:
+    """The last line of what was written since the log had so many bytes; nothing if nothing was."""
+    if _size(log) <= before:
+        return ""
+    lines = log.read_bytes()[before:].decode(errors="replace").split("\n")
+    return "".join(letter if letter.isprintable() else " " for letter in [line for line in lines if line.strip()][-1])
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def rounds(folder: Path) -> int:
+    """How many are over, by the checkpoint."""
+    manifest = read_manifest(folder / "checkpoints")
+    return int(manifest["progress"]["round"]) if manifest else 0
 
 
 def submit(hub: Hub, folder: Path) -> str:
@@ -122,19 +154,59 @@ def status_of(hub: Hub, run_id: str) -> str:
     return str(said["runs"][0]["status"])
 
 
-def wait_for_sites(hub: Hub, names: list[str], say: Say, patience: float) -> None:
-    """The first round is asked of all of them."""
-    end, said = time.monotonic() + patience, ""
-    while True:
+def members(folder: Path) -> list[str]:
+    """The sites of a run as they were when it began, in the order of the plan's clients."""
+    names: list[str] = json.loads((folder / SITES).read_text(encoding="utf-8"))["names"]
+    return names
+
+
+def counted_on(hub: Hub, folder: Path) -> list[str]:
+    """Those that have not left the run and are still sites of the hub."""
+    manifest, now = read_manifest(folder / "checkpoints"), hub.sites()
+    left = manifest["clock"].get("left", []) if manifest else []
+    return [name for client, name in enumerate(members(folder)) if client not in left and name in now]
+
+
+def begins_with_some(folder: Path) -> bool:
+    """Can it do without a site that is not there? Only the first round of a plan without a deadline needs them all."""
+    plan = read_plan(folder)
+    return rounds(folder) > 0 or plan.deadline != "none" or plan.quorum != "all"
+
+
+def wait_for_sites(hub: Hub, folder: Path, say: Say, patience: float) -> set[str]:
+    """Until all that the run counts on are there, or patience is over; who is there then."""
+    names, some, missing = counted_on(hub, folder), begins_with_some(folder), [""]
+    if not names:
+        raise Problem(f"every site of {folder} has left it or was removed; there is nobody to go on with")
+    end = time.monotonic() + patience
+    while missing:
         if not hub.is_up():
             raise Problem(f"the hub in {hub.folder} is not up; weft hub start starts it")
-        missing = names
+        before, missing = missing, names
         with contextlib.suppress(Problem):  # the SuperLink may be on its way up
-            missing = sorted(set(names) - set(hub.online()))
-        if not missing:
-            return
-        if time.monotonic() > end:
-            raise Problem(f"not there after {patience:.0f} s: {', '.join(missing)}; weft site start starts a site")
-        if said != (said := ", ".join(missing)):
-            say(f"waiting for {said}")
-        time.sleep(1.0)
+            online = hub.online()
+            missing = [name for name in names if name not in online]
+        who = ", ".join(missing)
+        if missing and time.monotonic() >= end:
+            break
+        if missing and missing != before:
+            say(f"waiting for {who}" + (f", {patience:.0f} s at most" if some else ""))
+        time.sleep(1.0 if missing else 0.0)
+    if missing and (missing == names or not some):
+        raise Problem(
+            f"not there after {patience:.0f} s: {who}; ask there for weft site start, then weft hub run {folder} goes "
+            "on; or take a site out with weft hub remove NAME, and the run does without it"
+        )
+    if missing:
+        say(f"WARNING: not there after {patience:.0f} s: {who}; the run goes on without, and asks again who comes back")
+    return set(names) - set(missing)
+
+
+def note_absent(folder: Path, there: set[str]) -> None:
+    """For the server app, which would have patience with them once more."""
+    write_text(folder / ABSENT, json.dumps([name for name in members(folder) if name not in there]) + "\n")
+
+
+def absent(folder: Path) -> list[str]:
+    names: list[str] = json.loads((folder / ABSENT).read_text(encoding="utf-8")) if (folder / ABSENT).exists() else []
+    return names

@@ -1,20 +1,25 @@
 """The server app: the loop at the hub, in a process that Flower starts for each run; it goes on with a run folder.
 
 `weft hub run` has made the folder. If this process dies it is started again and goes on from the last checkpoint, which
-is made after each round; sites that had answered since then give the same answers again.
+is made after each round; sites that had answered since then give the same answers again. Why it died stands in the run
+folder, unless it was killed.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
+import traceback
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
 from weft.engines import Engine, Saved
+from weft.engines.flower import inflating
 from weft.engines.flower.engine import Far, Grid
 from weft.engines.flower.server import server_app
 from weft.errors import Problem
-from weft.hub.runs import SITES, TROUBLE
+from weft.hub.runs import LOG, SITES, TROUBLE, absent
 from weft.record import write_text
 from weft.running import resume
 from weft.session import Session
@@ -23,20 +28,32 @@ PATIENCE = 600.0  # seconds for which a site that is away is waited for, where t
 
 
 def work(grid: Grid, folder: Path) -> None:
-    sites = json.loads((folder / SITES).read_text(encoding="utf-8"))
     try:
-        resume(folder, save_every=0, connect=partial(connect, grid, sites["names"], sites["run"]))
+        sites = json.loads((folder / SITES).read_text(encoding="utf-8"))
+        far = partial(connect, grid, sites["names"], sites["run"], absent=absent(folder))
+        resume(folder, save_every=0, connect=far)
     except Problem as problem:
         write_text(folder / TROUBLE, f"{problem}\n")
         raise
+    except Exception:
+        when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        with (folder / LOG).open("a", encoding="utf-8") as log:
+            log.write(f"{when}\n{traceback.format_exc()}\n")
+        raise
 
 
-def connect(grid: Grid, sites: list[str], run: str, session: Session, saved: Saved) -> Engine:
+def connect(
+    grid: Grid, sites: list[str], run: str, session: Session, saved: Saved, absent: Collection[str] = ()
+) -> Engine:
+    """`absent`: the sites that have been waited for already."""
+
     def remove(client: int) -> None:
         session.federation.dismiss(client)
 
+    inflating.guard(lambda: inflating.allowed(session.federation.inspector))
     record = session.record
-    return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove)
+    lost = {client for client, name in enumerate(sites) if name in absent}
+    return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove, lost)
 
 
 app = server_app(work)

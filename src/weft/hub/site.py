@@ -51,9 +51,6 @@ class Site:
         write_text(folder / "ca.crt", words["authority"])
         for name in ("logs", "bin", "flower", "state"):
             (folder / name).mkdir()
-        runner = folder / "bin" / "flwr-clientapp"
-        runner.touch(mode=0o700)
-        (folder / "bin" / "flower-superexec").symlink_to(program("flower-superexec"))
         write_text(folder / "tasks.json", "[]\n")
         write_text(folder / "site.json", json.dumps({"name": words["name"], "hub": words["hub"]}) + "\n")
         return cls(folder)
@@ -69,10 +66,7 @@ class Site:
         """Serve until stopped."""
         check_flower()
         keys.check_secret(self.folder / "key")
-        # now, and not when it joined: folder and environment may have been moved since
-        runner = self.folder / "bin" / "flwr-clientapp"
-        write_text(runner, knock(self.folder))
-        runner.chmod(0o700)
+        self.make_programs()
         # Flower finds programs by name: here it finds the runner of weft, and none that would run what the hub sends
         path = os.pathsep.join([str(self.folder / "bin"), os.defpath])
         env = surroundings(self.folder / "flower", path) | {"WEFT_SITE": str(self.folder)}  # whose tasks are learned
@@ -82,6 +76,14 @@ class Site:
 
         programs = {"warm": lambda: [sys.executable, "-m", "weft.engines.flower.warm"], "supernode": self.supernode}
         supervision.Supervisor(self.folder, programs, env, say).run(ready)
+
+    def make_programs(self) -> None:
+        """At each start, and not when it joins: folder and environment may have been moved since."""
+        runner, executor = self.folder / "bin" / "flwr-clientapp", self.folder / "bin" / "flower-superexec"
+        write_text(runner, knock(self.folder))
+        runner.chmod(0o700)
+        executor.unlink(missing_ok=True)
+        executor.symlink_to(program("flower-superexec"))
 
     def add_task(self, name: str, images: Path, bits: int) -> sites.Found:
         """Announce a folder of images as the next task; they are packed, so that it stays as it is now."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
 from flwr.app import Message
 
 from weft.engines import Reply, Request, Saved
@@ -26,8 +27,9 @@ POLL = 0.25  # seconds between two looks for replies
 ASK_AGAIN = 3.0  # seconds until a site is asked again after a failure, or after it had no task yet
 LOOK = 1.0  # seconds for which the list of who is there is good
 LIFETIME = 86_400.0  # seconds that Flower keeps a message
-FAILURES = 3  # so often a client app may break before that is its answer
-BROKEN = (1, 2, 6, 7)  # Flower's codes for an app that cannot be loaded or raised; all others are about machines
+FAILURES = 3  # so often a request may fail at a site before that is its answer
+AWAY = 5  # Flower's code for a site that is not there: patience or the deadline bounds that. All others are failures
+SHOWN = 300  # letters of a reason
 
 Tell = Callable[..., None]
 
@@ -70,10 +72,12 @@ class Far:
         tell: Tell,
         patience: float,
         on_leave: Callable[[int], None],
+        lost: Collection[int] = (),
     ):
         """`sites` are the names by which the hub registered them, in the order of the plan's clients.
 
-        Without a deadline in the plan a site that is away is waited for, for `patience` seconds.
+        Without a deadline in the plan a site that is away is waited for, for `patience` seconds; those that are `lost`
+        only once they have been there.
         """
         self._plan, self._grid, self._sites, self._run, self._folder = plan, grid, sites, run, folder
         self._text = plan.toml()
@@ -81,7 +85,8 @@ class Far:
         self._patience = patience if plan.deadline == "none" else 0.0
         self._began = time.monotonic() - float(saved.clock.get("now", 0.0))
         self._left: set[int] = set(saved.clock.get("left", []))
-        self._seen = dict.fromkeys(range(len(sites)), self.now())  # when each site was last there
+        # when each site was last there
+        self._seen = {client: -math.inf if client in lost else self.now() for client in range(len(sites))}
         self._away: set[int] = set()
         self._waiting: dict[int, str] = {}
         self._nodes: dict[int, int] = {}
@@ -204,33 +209,35 @@ class Far:
             flight.message_id, flight.due = message_id or "", self.now() + ASK_AGAIN
 
     def _pull(self) -> None:
-        """Flower gives each reply once, and whoever listens may stop after any: so all are kept until taken."""
-        flown = {flight.message_id: flight for flight in self._flights if flight.message_id and not flight.answered}
-        if not flown:
-            return
-        for message in self._grid.pull_messages(list(flown)):
-            flight = flown.get(message.metadata.reply_to_message_id)
-            if flight is not None:
+        """Flower gives each reply once, and whoever listens may stop after any: so all are kept until taken.
+
+        One by one, since Flower puts a reply together here: what is wrong with one is nothing to the others, and whose
+        it is is what was asked, whatever it says itself.
+        """
+        for flight in [flight for flight in self._flights if flight.message_id and not flight.answered]:
+            try:
+                pulled = list(self._grid.pull_messages([flight.message_id]))
+            except httpx.HTTPError:  # the way to the hub's own SuperLink, no site's fault
+                raise
+            except Exception as fault:
+                why = f"its answer cannot be read: {type(fault).__name__}: {fault}"
+                flight.answered = self._failed(flight, why)
+                continue
+            for message in pulled[:1]:
                 flight.answered = self._open(message, flight)
 
     def _open(self, message: Message, flight: Flight) -> Answered | None:
         """The answer, if it is one; else it is noted why not, and the site is asked again."""
         if message.has_error():
-            code, reason = message.error.code, (message.error.reason or "").strip()[:300]
-            if code in BROKEN:
-                flight.failures += 1
-                if flight.failures >= FAILURES:
-                    return Answered(encode(failure(decode(flight.wire), reason)))
-            self._ask_again(flight, f"Flower's error {code}: {reason}")
+            why = f"Flower's error {message.error.code}: {(message.error.reason or '').strip()}"
+            if message.error.code != AWAY:
+                return self._failed(flight, why)
+            self._ask_again(flight, why)
             return None
         try:
             answered = unpack_reply(message)
         except BadEnvelope as fault:
-            flight.failures += 1
-            if flight.failures >= FAILURES:
-                return Answered(encode(failure(decode(flight.wire), f"its answers are none: {fault}")))
-            self._ask_again(flight, str(fault))
-            return None
+            return self._failed(flight, f"its answer is none: {fault}")
         if answered.left:
             self._left.add(flight.client)
             self._say("left", flight.client)
@@ -245,9 +252,17 @@ class Far:
         self._waiting.pop(flight.client, None)
         return answered
 
+    def _failed(self, flight: Flight, reason: str) -> Answered | None:
+        """It is asked again; when that has failed too often, the failure is its answer."""
+        flight.failures += 1
+        if flight.failures >= FAILURES:
+            return Answered(encode(failure(decode(flight.wire), reason[:SHOWN])))
+        self._ask_again(flight, reason)
+        return None
+
     def _ask_again(self, flight: Flight, reason: str) -> None:
         flight.message_id, flight.due = "", self.now() + ASK_AGAIN
-        self._say("asked-again", flight.client, request=flight.request_id, reason=reason)
+        self._say("asked-again", flight.client, request=flight.request_id, reason=reason[:SHOWN])
 
     def _say(self, event: str, client: int, **facts: Any) -> None:
         self._tell(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)

@@ -13,6 +13,8 @@ from flwr.clientapp import ClientApp
 from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
 from flwr.supernode.runtime import run_clientapp
 
+from weft.engines.flower import inflating
+
 
 def main() -> None:
     # by name, so that a Flower that does it in another way fails here and does not silently run what it was sent
@@ -23,6 +25,7 @@ def main() -> None:
     replaced.install_from_fab = _install_nothing
     replaced.install_app_dependencies = _install_nothing
     replaced.get_load_client_app_fn = _load_own
+    inflating.guard()
     flwr_clientapp()
 
 
