@@ -213,7 +213,7 @@ def _trouble(folder: Path, found: dict[str, Any]) -> str:
 
     log = folder / "logs" / "supernode.log"
     supernode = (found["processes"] or {"processes": {}})["processes"].get("supernode")
-    found["link"] = link.state(log) if supernode else ""
+    found["link"] = link.state(log, supernode) if supernode else ""
     return link.in_words(found["link"], supernode, log) if supernode else ""
 
 
