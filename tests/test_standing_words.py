@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from site_helpers import status
 
-from weft import cli_site
+from weft import cli_hub, cli_site
 from weft.hub import supervision
 
 pytest_plugins = ["site_helpers"]
@@ -57,3 +62,68 @@ def test_a_site_that_is_not_let_in_says_why(site, log, failing, said, word, caps
     assert "cannot be reached" not in told
     assert json.loads(capsys.readouterr().out)["link"] == word
     assert ("clock is more than 5 s ahead" in told, "not invited any more" in told) == (2 * (word == "silent",))
+
+
+# ---- a supervisor that was killed ------------------------------------------------------------------------------------
+
+KEEPER = """
+import sys
+from pathlib import Path
+from weft.hub.supervision import Supervisor
+command = lambda: [sys.executable, "-c", "import time; time.sleep(60)"]
+Supervisor(Path(sys.argv[1]), {sys.argv[2]: command}, {}, lambda line: None).run()
+"""
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch) -> Path:
+    folder: Path = tmp_path / "hub"
+    folder.mkdir()
+    for name, words in {"hub": {"address": "127.0.0.1:9092", "port": 9092}, "sites": [], "runs": []}.items():
+        (folder / f"{name}.json").write_text(json.dumps(words))
+    monkeypatch.setattr(cli_hub, "check_flower", lambda: None)
+    return folder
+
+
+def left_alone(folder: Path, name: str) -> int:
+    """A process of a supervisor that was killed with -9."""
+    keeper = subprocess.Popen([sys.executable, "-c", KEEPER, str(folder), name])
+    try:
+        while not (folder / supervision.FILE).exists():
+            assert keeper.poll() is None
+            time.sleep(0.05)
+    finally:
+        keeper.kill()
+        keeper.wait()
+    pid: int = json.loads((folder / supervision.FILE).read_text())["processes"][name]["pid"]
+    return pid
+
+
+@pytest.fixture
+def orphan(site) -> Iterator[int]:
+    yield left_alone(site, "supernode")
+    supervision.end_leftovers(site)
+
+
+def test_a_supernode_without_its_supervisor_is_not_down(site, orphan, capsys):
+    (site / "logs" / "supernode.log").write_text(UNTRUSTED)
+    said = status(site, capsys)
+    assert f"its supervisor, which was killed; supernode (process {orphan}) still serves" in said
+    assert "weft site stop ends it" in said
+    assert "certificate is not accepted" in said  # what it says of the hub is of today
+    cli_site.status_command(site, as_json=True)
+    assert json.loads(capsys.readouterr().out)["left behind"]["supernode"]["pid"] == orphan
+    cli_site.stop_command(site)
+    assert "is stopped" in capsys.readouterr().out
+    assert "ada of 127.0.0.1:9092 is down" in status(site, capsys)
+
+
+def test_a_hub_without_its_supervisor_is_not_down(hub, capsys):
+    pid = left_alone(hub, "superexec")
+    try:
+        cli_hub.status_command(hub)
+    finally:
+        supervision.end_leftovers(hub)
+    said = capsys.readouterr().out
+    assert f"superexec (process {pid}) still serves" in said
+    assert "weft hub stop ends it" in said

@@ -36,6 +36,18 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def up_or_down(found: dict[str, Any] | None, behind: dict[str, Any], kind: str) -> str:
+    """In words; of a supervisor that was killed what it had started goes on, until it is stopped or started anew."""
+    if not behind:
+        return "up" if found else "down"
+    names = " and ".join(f"{name} (process {words['pid']})" for name, words in behind.items())
+    serves = f"still serve{'s' if len(behind) == 1 else ''}"
+    return (
+        f"without its supervisor, which was killed; {names} {serves}, and would not be started again: "
+        f"weft {kind} stop ends it, weft {kind} start starts it anew"
+    )
+
+
 def open_hub(folder: Path) -> Hub:
     check_flower()
     from weft.hub.hub import Hub
@@ -112,7 +124,8 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     from weft.hub import standing
 
     found = supervision.running(hub.folder)
-    online, why = _online(hub) if found is not None else ([], "")
+    behind = supervision.left_behind(hub.folder)
+    online, why = _online(hub) if found is not None or "superlink" in behind else ([], "")
     states = [standing.state(Path(path)) for path in hub.begun()]
     left = standing.left(states, hub.invited())
     sites: list[dict[str, Any]] = [
@@ -121,10 +134,10 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     ]
     end, ending = _certificates(hub)
     if as_json:
-        words = {"processes": found, "sites": sites, "runs": states, "certificates end": end}
+        words = {"processes": found, "left behind": behind, "sites": sites, "runs": states, "certificates end": end}
         sys.stdout.write(json.dumps(words, indent=2) + "\n")
         return
-    say(f"{folder} is {'up' if found else 'down'}; sites reach it at {hub.address}")
+    say(f"{folder} is {up_or_down(found, behind, 'hub')}; sites reach it at {hub.address}")
     if ending:
         say(f"  {ending}")
     for name, process in (found["processes"] if found else {}).items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli_export import Kind, write_out
-from weft.cli_hub import AsJson, Detached, say
+from weft.cli_hub import AsJson, Detached, say, up_or_down
 from weft.engines.flower import leaving, sharing
 from weft.hub import supervision
 from weft.hub.programs import check_flower
@@ -185,6 +185,7 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         "told": [told._asdict() for told in leaving.told(site.folder)],
         "share": sharing.shared_at(site.folder),
         "processes": supervision.running(site.folder),
+        "left behind": supervision.left_behind(site.folder),
         "tasks": sites.listed(site.folder),
         "runs": [dataclasses.asdict(run) for run in runs],
     }
@@ -192,7 +193,7 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
-    say(f"{site.name} of {site.hub} is {'up' if found['processes'] else 'down'}")
+    say(f"{site.name} of {site.hub} is {up_or_down(found['processes'], found['left behind'], 'site')}")
     if trouble:
         say(f"  {trouble}")
     for line in _leaving_words(found):
@@ -208,11 +209,12 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
 
 
 def _trouble(folder: Path, found: dict[str, Any]) -> str:
-    """Between the site and its hub, while the site is up; for JSON it stands in what was found, in one word."""
+    """Between the site and its hub, while its SuperNode is there; for JSON it stands in what was found, in one word."""
     from weft.hub import link
 
     log = folder / "logs" / "supernode.log"
-    supernode = (found["processes"] or {"processes": {}})["processes"].get("supernode")
+    supervised = found["processes"]["processes"] if found["processes"] else {}
+    supernode = (supervised | found["left behind"]).get("supernode")
     found["link"] = link.state(log, supernode) if supernode else ""
     return link.in_words(found["link"], supernode, log) if supernode else ""
 
