@@ -90,10 +90,8 @@ def test_status_names_who_has_left_unless_it_was_invited_again(run, hub, capsys)
     said = capsys.readouterr().out
     assert "client 0: north, away; it has left (weft hub remove north takes it out)" in said
     assert "client 1: south, away\n" in said
-    assert (
-        f"study-0123456789ab): stopped; weft hub run {os.path.relpath(run)} goes on, 0 rounds done, 1 incident (north: 1), north has left"
-        in said
-    )
+    assert f"study-0123456789ab): stopped; weft hub run {os.path.relpath(run)} goes on, 0 rounds done" in said
+    assert "1 incident (north: 1), north has left" in said
     later = time.time() + 60
     os.utime(hub / "north.pub", (later, later))
     cli_hub.status_command(hub)

@@ -8,12 +8,13 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import proxy_bypass_environment
 
 import pytest
 from site_helpers import status
 
 from weft import cli_hub, cli_site
-from weft.hub import supervision
+from weft.hub import programs, supervision
 
 pytest_plugins = ["site_helpers"]
 
@@ -127,3 +128,30 @@ def test_a_hub_without_its_supervisor_is_not_down(hub, capsys):
     said = capsys.readouterr().out
     assert f"superexec (process {pid}) still serves" in said
     assert "weft hub stop ends it" in said
+
+
+# ---- proxies ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "other"),
+    [
+        ({}, False),
+        ({"NO_PROXY": "hub.example.org"}, True),
+        ({"no_proxy": "hub.example.org"}, True),
+        ({"NO_PROXY": "hub.example.org", "no_proxy": " near.example.org, "}, True),
+        ({"NO_PROXY": "*"}, True),
+    ],
+)
+def test_no_proxy_stands_between_processes_of_one_machine(given, other, tmp_path, monkeypatch):
+    """Whether one stands between a site and its hub is as the environment says; Python's own reading of it decides."""
+    for key in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in {**given, "HTTPS_PROXY": "http://proxy.example.org:3128"}.items():
+        monkeypatch.setenv(key, value)
+    env = programs.surroundings(tmp_path)
+    assert env["HTTPS_PROXY"] == "http://proxy.example.org:3128"
+    for key in ("no_proxy", "NO_PROXY"):
+        names = {"no": env[key]}
+        assert all(proxy_bypass_environment(host, names) for host in ("127.0.0.1", "127.0.0.1:9092", "localhost"))
+        assert bool(proxy_bypass_environment("hub.example.org", names)) == other
