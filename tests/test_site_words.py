@@ -5,6 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+import signal
+import threading
+import time
 from pathlib import Path
 
 import filelock
@@ -115,7 +119,7 @@ def given(site) -> Path:
 
 
 def test_what_has_left_is_one_line_for_each_tensor_at_80_columns(given, capsys):
-    rows = left.read(given)
+    rows, _ = left.read(given)
     cli_site.left_command(given)
     columns, head, *lines, total = capsys.readouterr().out.splitlines()
     assert columns.split() == ["UTC", "request", "tensor", "shape", "bytes"]
@@ -132,11 +136,54 @@ def test_bytes_are_numbers_in_json(given, capsys):
     assert all(type(row["bytes"]) is int and row["bytes"] > 0 for row in rows)
 
 
-def test_a_damaged_list_of_what_left_is_one_line(given):
-    with (given / "left.csv").open("a") as file:
-        file.write("2026,a,b\n")
-    with pytest.raises(Problem, match=r"left\.csv cannot be read"):
-        left.read(given)
+def test_damaged_lines_of_what_left_are_told_by_number(given, capsys):
+    """Half a line, as a full disk or a kill leaves it; the next message begins on a line of its own."""
+    rows, _ = left.read(given)
+    lines = (given / "left.csv").read_text().splitlines(keepends=True)
+    half = "".join(lines)[:-9]
+    (given / "left.csv").write_text(half + "\n" + "2026,a,b\n" + lines[0] + half.rpartition("\n")[2])
+    request = Message("server", "client-1", "one\ntwo,\x1b", ("test",), 0, 2)
+    left.note(given, "hub:1", FIRST, encode(request))
+    again, damaged = left.read(given)
+    assert again[: len(rows) - 1] == rows[:-1]
+    assert [row["request"] for row in again[len(rows) - 1 :]] == ["one\\ntwo,\\x1b"]
+    assert damaged == [len(lines), len(lines) + 1, len(lines) + 3]
+    cli_site.left_command(given, as_json=True)
+    said = capsys.readouterr()
+    assert json.loads(said.out) == again
+    numbers = ", ".join(map(str, damaged))
+    assert f"lines {numbers} of {given / 'left.csv'} cannot be read and are not counted" in said.err
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(given):
+    """A limit on the size of files stands for a full disk."""
+    before = (given / "left.csv").read_bytes()
+    request = Message("server", "client-1", "0.9.1", ("test",), 0, 2)
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(Problem, match=r"left\.csv cannot be written"):
+            left.note(given, "hub:1", FIRST, encode(request))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (given / "left.csv").read_bytes() == before
+
+
+def test_two_runs_that_answer_at_once_write_one_header(site):
+    """Both find no file; whoever comes first writes the columns, and the other one waits for it."""
+    wire = encode(Message("client-1", "server", "0.0.1", (), 0, 0))
+    both = [threading.Thread(target=left.note, args=(site, "hub:1", run, wire)) for run in (FIRST, OTHER)]
+    with filelock.FileLock(site / left.LOCK):
+        for one in both:
+            one.start()
+        time.sleep(0.3)
+        assert not (site / left.FILE).exists()
+    for one in both:
+        one.join()
+    rows, damaged = left.read(site)
+    assert (sorted(row["run"] for row in rows), damaged) == ([FIRST, OTHER], [])
+    assert (site / left.FILE).read_text().count("when,to,run") == 1
 
 
 # ---- a folder of images ----------------------------------------------------------------------------------------------

@@ -277,12 +277,16 @@ def left_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None
     site = open_site(folder)
     from weft.engines.flower import left
 
-    rows = left.read(site.folder)
+    rows, damaged = left.read(site.folder)
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif not rows:
-        say(f"nothing has left {site.name}")
+        say(f"nothing {'that can be read ' if damaged else ''}has left {site.name}")
     else:
         for line in left.lines(rows):
             say(line)
         say(f"{sum(row['bytes'] for row in rows):,} bytes have left {site.name}")
+    if damaged:  # not on stdout, where JSON stands alone
+        lines, are = ("line", "is") if len(damaged) == 1 else ("lines", "are")
+        numbers = ", ".join(map(str, damaged))
+        typer.echo(f"{lines} {numbers} of {site.folder / left.FILE} cannot be read and {are} not counted", err=True)
