@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import proxy_bypass_environment
 
+import filelock
 import pytest
-from site_helpers import status
+from site_helpers import FIRST, OTHER, answer, status
 
 from weft import cli_hub, cli_site
-from weft.hub import programs, supervision
+from weft.errors import Problem
+from weft.hub import programs, remembered, supervision
 
 pytest_plugins = ["site_helpers"]
 
@@ -155,3 +158,61 @@ def test_no_proxy_stands_between_processes_of_one_machine(given, other, tmp_path
         names = {"no": env[key]}
         assert all(proxy_bypass_environment(host, names) for host in ("127.0.0.1", "127.0.0.1:9092", "localhost"))
         assert bool(proxy_bypass_environment("hub.example.org", names)) == other
+
+
+# ---- what a site remembers of runs -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["manifest", "state"])
+def test_one_damaged_run_does_not_hide_the_others(site, what, capsys):
+    answer(site, FIRST, 3, "begin", "train", "finish")
+    answer(site, OTHER, 4, "begin", "train")
+    manifest = site / "state" / FIRST / "manifest.json"
+    state = manifest.with_name(json.loads(manifest.read_text())["states"]["1"]["file"][0])
+    path = {"manifest": manifest, "state": state}[what]
+    path.write_text('{"half')
+    said = status(site, capsys)
+    assert f"run {FIRST}: its memory is damaged" in said
+    assert str(path) in said
+    assert "run again in a new folder" not in said  # that is for the hub
+    assert f"run {OTHER}: 0 tasks learned, 1 answer" in said
+    cli_site.status_command(site, as_json=True)
+    runs = {run["id"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
+    assert (bool(runs[FIRST]["damage"]), runs[OTHER]["damage"]) == (True, "")
+    with pytest.raises(Problem, match=f"whether {FIRST} has begun the task is not known: its memory is damaged"):
+        remembered.who_began(site, 0)
+
+
+def test_no_new_run_begins_while_a_task_is_being_removed(site):
+    """It has no folder yet that could be locked."""
+    begins = threading.Thread(target=answer, args=(site, FIRST, 3, "begin", "train"))
+    with remembered.still(site):
+        begins.start()
+        time.sleep(1.0)
+        assert not (site / "state" / FIRST / "manifest.json").exists()
+        assert not list((site / "state" / FIRST).glob("client-*"))
+        assert begins.is_alive()
+    begins.join()
+    assert (site / "state" / FIRST / "manifest.json").exists()
+
+
+def test_a_run_that_is_at_work_keeps_nobody_else_out(site):
+    """Another request of the same run waits for it; runs beside it do not."""
+    answer(site, FIRST, 3, "begin", "train")
+    waits = threading.Thread(target=answer, args=(site, FIRST, 3, "train"))
+    with filelock.FileLock(site / "state" / FIRST / ".lock"):
+        waits.start()
+        answer(site, OTHER, 4, "begin", "train")
+        assert waits.is_alive()
+    waits.join()
+    assert [run.id for run in remembered.known(site)] == [FIRST, OTHER]
+
+
+def test_tasks_are_changed_by_one_command_at_a_time(site, tmp_path):
+    with (
+        remembered.one_by_one(site),
+        pytest.raises(Problem, match="another command changes the site's tasks"),
+    ):
+        cli_site.add_command("lungs", tmp_path, 16, site)
+    with remembered.one_by_one(site), pytest.raises(Problem, match="another command changes"):
+        cli_site.remove_command("lungs", site)

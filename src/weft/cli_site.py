@@ -111,7 +111,10 @@ def add_command(
 ) -> None:
     """Announce the site's next task, for plans with scenario=sites. A run that waits for it goes on."""
     site = open_site(folder)
-    found = site.add_task(name, data, bits)
+    from weft.hub import remembered
+
+    with remembered.one_by_one(site.folder):
+        found = site.add_task(name, data, bits)
     classes = sites.counted(found)
     images = sum(sum(parts.values()) for parts in classes.values())
     place = len(sites.listed(site.folder)) - 1
@@ -143,7 +146,10 @@ def remove_command(
 ) -> None:
     """Take back a task that no run has begun, with the images that were packed for it; your files stay."""
     site = open_site(folder)
-    site.remove_task(name)
+    from weft.hub import remembered
+
+    with remembered.one_by_one(site.folder):
+        site.remove_task(name)
     say(f"{site.name} has no task {name} any more")
     for place, task in enumerate(sites.listed(site.folder)):
         say(f"  {_task_words(place, task)}")
