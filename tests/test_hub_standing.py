@@ -90,7 +90,8 @@ def test_status_names_who_has_left_unless_it_was_invited_again(run, hub, capsys)
     said = capsys.readouterr().out
     assert "client 0: north, away; it has left (weft hub remove north takes it out)" in said
     assert "client 1: south, away\n" in said
-    assert "study-0123456789ab): under way, 0 rounds done, 1 incident (north: 1), north has left" in said
+    assert f"study-0123456789ab): stopped; weft hub run {os.path.relpath(run)} goes on, 0 rounds done" in said
+    assert "1 incident (north: 1), north has left" in said
     later = time.time() + 60
     os.utime(hub / "north.pub", (later, later))
     cli_hub.status_command(hub)
@@ -114,3 +115,24 @@ def hub(tmp_path, run, monkeypatch) -> Path:
 
 def test_a_folder_that_is_gone_is_said(tmp_path):
     assert "not there any more" in standing.in_words(standing.state(tmp_path / "gone"))
+
+
+# ---- is anybody at work? ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_nobody_works_on_is_stopped_and_says_how_it_goes_on(run):
+    way = f"weft hub run {os.path.relpath(run)} goes on"
+    assert standing.in_words(standing.state(run)).startswith(f"stopped; {way}, 0 rounds done")
+    write_text(run / "problem.txt", "task 0 of ada failed:\nit failed at the site\n")
+    said = standing.in_words(standing.state(run))
+    assert said.startswith(f"stopped (task 0 of ada failed: it failed at the site); {way}, 0 rounds done")
+    with contextlib.closing(Record.open(run)):  # a server app is at work; what was wrong before is of the past
+        assert standing.in_words(standing.state(run)).startswith("under way, 0 rounds done")
+
+
+def test_a_server_app_that_is_being_started_is_no_stopped_run(run):
+    write_text(run / "flower.txt", "7\n")
+    assert standing.in_words(standing.state(run)).startswith("under way")
+    long_ago = time.time() - 2 * standing.STARTING
+    os.utime(run / "flower.txt", (long_ago, long_ago))
+    assert standing.in_words(standing.state(run)).startswith("stopped")

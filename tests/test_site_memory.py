@@ -89,10 +89,11 @@ def test_all_that_left_is_written_down(tmp_path):
     wire = Memory(tmp_path / "run", plan(), 1).answer(request(0, "begin", "train", "send", "finish", "give"))
     left.note(tmp_path, "hub:1", "run", wire)
     left.note(tmp_path, "hub:1", "run", wire)
-    rows = left.read(tmp_path)
+    rows, damaged = left.read(tmp_path)
+    assert not damaged
     assert [row["tensor"] for row in rows] == 2 * ["header", *decode(wire).tensors]
     assert sum(int(row["bytes"]) for row in rows) == 2 * len(wire)
-    assert left.read(tmp_path / "run") == []
+    assert left.read(tmp_path / "run") == ([], [])
 
 
 # ---- a site's own images ---------------------------------------------------------------------------------------------

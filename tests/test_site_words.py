@@ -5,12 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
+import signal
+import threading
+import time
 from pathlib import Path
 
 import filelock
 import pytest
 import typer
 from PIL import Image
+from site_helpers import FIRST, OTHER, SECOND, TINY, answer, status
 
 from weft import cli_site
 from weft.engines.flower import leaving, left
@@ -22,38 +27,7 @@ from weft.message import Message, decode, encode
 from weft.plan import Plan
 from weft.scenarios import sites
 
-TINY = {
-    "name": "own",
-    "clients": 2,
-    "tasks": 2,
-    "network": "mlp",
-    "rounds_per_task": 1,
-    "batch_size": 10,
-    "scenario.train": 20,
-    "scenario.valid": 10,
-    "scenario.test": 10,
-}
-FIRST, SECOND, OTHER = "study-0aaaaaaaaaaa", "study-0bbbbbbbbbbb", "trial-1ccccccccccc"
-
-
-@pytest.fixture
-def site(tmp_path, monkeypatch) -> Path:
-    """As `weft site join` makes it, without keys."""
-    folder: Path = tmp_path / "ada"
-    for name in ("state", "logs", "tasks"):
-        (folder / name).mkdir(parents=True)
-    (folder / "site.json").write_text(json.dumps({"name": "ada", "hub": "127.0.0.1:9092"}))
-    (folder / "tasks.json").write_text("[]\n")
-    monkeypatch.setattr(cli_site, "check_flower", lambda: None)
-    return folder
-
-
-def answer(site: Path, run: str, day: int, *ops: str, plan: str = "own") -> None:
-    """What the client app does, on a day of its own."""
-    request = Message("server", "client-1", "0.0.1", ops, 0, 0)
-    Memory(site / "state" / run, Plan.merge({**TINY, "name": plan}), 1).answer(encode(request))
-    moment = 86400 * day + 3600
-    os.utime(site / "state" / run / "manifest.json", (moment, moment))
+pytest_plugins = ["site_helpers"]
 
 
 @pytest.fixture
@@ -62,11 +36,6 @@ def three(site) -> Path:
     answer(site, SECOND, 5, "begin", "train")
     answer(site, OTHER, 4, "begin", "train")
     return site
-
-
-def status(site: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    cli_site.status_command(site)
-    return capsys.readouterr().out
 
 
 # ---- which run -------------------------------------------------------------------------------------------------------
@@ -150,7 +119,7 @@ def given(site) -> Path:
 
 
 def test_what_has_left_is_one_line_for_each_tensor_at_80_columns(given, capsys):
-    rows = left.read(given)
+    rows, _ = left.read(given)
     cli_site.left_command(given)
     columns, head, *lines, total = capsys.readouterr().out.splitlines()
     assert columns.split() == ["UTC", "request", "tensor", "shape", "bytes"]
@@ -167,11 +136,54 @@ def test_bytes_are_numbers_in_json(given, capsys):
     assert all(type(row["bytes"]) is int and row["bytes"] > 0 for row in rows)
 
 
-def test_a_damaged_list_of_what_left_is_one_line(given):
-    with (given / "left.csv").open("a") as file:
-        file.write("2026,a,b\n")
-    with pytest.raises(Problem, match=r"left\.csv cannot be read"):
-        left.read(given)
+def test_damaged_lines_of_what_left_are_told_by_number(given, capsys):
+    """Half a line, as a full disk or a kill leaves it; the next message begins on a line of its own."""
+    rows, _ = left.read(given)
+    lines = (given / "left.csv").read_text().splitlines(keepends=True)
+    half = "".join(lines)[:-9]
+    (given / "left.csv").write_text(half + "\n" + "2026,a,b\n" + lines[0] + half.rpartition("\n")[2])
+    request = Message("server", "client-1", "one\ntwo,\x1b", ("test",), 0, 2)
+    left.note(given, "hub:1", FIRST, encode(request))
+    again, damaged = left.read(given)
+    assert again[: len(rows) - 1] == rows[:-1]
+    assert [row["request"] for row in again[len(rows) - 1 :]] == ["one\\ntwo,\\x1b"]
+    assert damaged == [len(lines), len(lines) + 1, len(lines) + 3]
+    cli_site.left_command(given, as_json=True)
+    said = capsys.readouterr()
+    assert json.loads(said.out) == again
+    numbers = ", ".join(map(str, damaged))
+    assert f"lines {numbers} of {given / 'left.csv'} cannot be read and are not counted" in said.err
+
+
+def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(given):
+    """A limit on the size of files stands for a full disk."""
+    before = (given / "left.csv").read_bytes()
+    request = Message("server", "client-1", "0.9.1", ("test",), 0, 2)
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
+    try:
+        with pytest.raises(Problem, match=r"left\.csv cannot be written"):
+            left.note(given, "hub:1", FIRST, encode(request))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert (given / "left.csv").read_bytes() == before
+
+
+def test_two_runs_that_answer_at_once_write_one_header(site):
+    """Both find no file; whoever comes first writes the columns, and the other one waits for it."""
+    wire = encode(Message("client-1", "server", "0.0.1", (), 0, 0))
+    both = [threading.Thread(target=left.note, args=(site, "hub:1", run, wire)) for run in (FIRST, OTHER)]
+    with filelock.FileLock(site / left.LOCK):
+        for one in both:
+            one.start()
+        time.sleep(0.3)
+        assert not (site / left.FILE).exists()
+    for one in both:
+        one.join()
+    rows, damaged = left.read(site)
+    assert (sorted(row["run"] for row in rows), damaged) == ([FIRST, OTHER], [])
+    assert (site / left.FILE).read_text().count("when,to,run") == 1
 
 
 # ---- a folder of images ----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve a federation of many machines.")
 out = Console()
+SOON = 60  # days before its certificates end in which a hub says so
 THERE = {True: "there", False: "away", None: "not known whether it is there"}
 
 Folder = Annotated[Path, typer.Option("--folder", help="The hub's folder.")]
@@ -32,6 +34,18 @@ def say(line: str) -> None:
     """A line at once, also into a pipe."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+def up_or_down(found: dict[str, Any] | None, behind: dict[str, Any], kind: str) -> str:
+    """In words; of a supervisor that was killed what it had started goes on, until it is stopped or started anew."""
+    if not behind:
+        return "up" if found else "down"
+    names = " and ".join(f"{name} (process {words['pid']})" for name, words in behind.items())
+    serves = f"still serve{'s' if len(behind) == 1 else ''}"
+    return (
+        f"without its supervisor, which was killed; {names} {serves}, and would not be started again: "
+        f"weft {kind} stop ends it, weft {kind} start starts it anew"
+    )
 
 
 def open_hub(folder: Path) -> Hub:
@@ -110,28 +124,56 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     from weft.hub import standing
 
     found = supervision.running(hub.folder)
-    online, why = _online(hub) if found is not None else ([], "")
+    behind = supervision.left_behind(hub.folder)
+    online, why = _online(hub) if found is not None or "superlink" in behind else ([], "")
     states = [standing.state(Path(path)) for path in hub.begun()]
     left = standing.left(states, hub.invited())
     sites: list[dict[str, Any]] = [
         {"site": name, "client": place, "there": None if online is None else name in online, "left": name in left}
         for place, name in enumerate(hub.sites())
     ]
+    end, ending = _certificates(hub)
     if as_json:
-        sys.stdout.write(json.dumps({"processes": found, "sites": sites, "runs": states}, indent=2) + "\n")
+        words = {"processes": found, "left behind": behind, "sites": sites, "runs": states, "certificates end": end}
+        sys.stdout.write(json.dumps(words, indent=2) + "\n")
         return
-    say(f"{folder} is {'up' if found else 'down'}; sites reach it at {hub.address}")
-    for name, words in (found["processes"] if found else {}).items():
-        again = f", started {words['starts']} times" if words["starts"] > 1 else ""
-        say(f"  {name}: process {words['pid']}{again}")
+    say(f"{folder} is {up_or_down(found, behind, 'hub')}; sites reach it at {hub.address}")
+    if ending:
+        say(f"  {ending}")
+    for name, process in (found["processes"] if found else {}).items():
+        again = f", started {process['starts']} times" if process["starts"] > 1 else ""
+        say(f"  {name}: process {process['pid']}{again}")
     if why:
         say(f"  which sites are there is not known; the SuperLink may be on its way up ({why})")
-    for words in sites:
-        parted = f"; it has left (weft hub remove {words['site']} takes it out)" if words["left"] else ""
-        say(f"  client {words['client']}: {words['site']}, {THERE[words['there']]}{parted}")
+    for site in sites:
+        parted = f"; it has left (weft hub remove {site['site']} takes it out)" if site["left"] else ""
+        say(f"  client {site['client']}: {site['site']}, {THERE[site['there']]}{parted}")
     for state in states:
         known = f" (at sites {state['run']})" if state.get("run") else ""
         say(f"  {state['folder']}{known}: {standing.in_words(state)}")
+
+
+def _certificates(hub: Hub) -> tuple[str | None, str]:
+    """When they end, and what a person should know of that; nothing while it is far off."""
+    if not (hub.folder / "server.pem").exists():
+        return None, ""
+    from weft.hub.keys import end_of_certificates
+
+    try:
+        end = end_of_certificates(hub.folder)
+    except Problem as problem:
+        return None, str(problem)
+    left = end - _now()
+    day = end.strftime("%Y-%m-%d")
+    if left < datetime.timedelta():
+        return end.isoformat(), f"its certificates ended on {day}: no site is let in, make a new hub and invite anew"
+    if left < datetime.timedelta(days=SOON):
+        return end.isoformat(), f"its certificates end on {day}, in {left.days} days: make a new hub and invite anew"
+    return end.isoformat(), ""
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _online(hub: Hub) -> tuple[list[str] | None, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli_export import Kind, write_out
-from weft.cli_hub import AsJson, Detached, say
+from weft.cli_hub import AsJson, Detached, say, up_or_down
 from weft.engines.flower import leaving, sharing
 from weft.hub import supervision
 from weft.hub.programs import check_flower
@@ -111,7 +111,10 @@ def add_command(
 ) -> None:
     """Announce the site's next task, for plans with scenario=sites. A run that waits for it goes on."""
     site = open_site(folder)
-    found = site.add_task(name, data, bits)
+    from weft.hub import remembered
+
+    with remembered.one_by_one(site.folder):
+        found = site.add_task(name, data, bits)
     classes = sites.counted(found)
     images = sum(sum(parts.values()) for parts in classes.values())
     place = len(sites.listed(site.folder)) - 1
@@ -143,7 +146,10 @@ def remove_command(
 ) -> None:
     """Take back a task that no run has begun, with the images that were packed for it; your files stay."""
     site = open_site(folder)
-    site.remove_task(name)
+    from weft.hub import remembered
+
+    with remembered.one_by_one(site.folder):
+        site.remove_task(name)
     say(f"{site.name} has no task {name} any more")
     for place, task in enumerate(sites.listed(site.folder)):
         say(f"  {_task_words(place, task)}")
@@ -185,6 +191,7 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         "told": [told._asdict() for told in leaving.told(site.folder)],
         "share": sharing.shared_at(site.folder),
         "processes": supervision.running(site.folder),
+        "left behind": supervision.left_behind(site.folder),
         "tasks": sites.listed(site.folder),
         "runs": [dataclasses.asdict(run) for run in runs],
     }
@@ -192,7 +199,7 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
     if as_json:
         sys.stdout.write(json.dumps(found, indent=2) + "\n")
         return
-    say(f"{site.name} of {site.hub} is {'up' if found['processes'] else 'down'}")
+    say(f"{site.name} of {site.hub} is {up_or_down(found['processes'], found['left behind'], 'site')}")
     if trouble:
         say(f"  {trouble}")
     for line in _leaving_words(found):
@@ -208,12 +215,13 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
 
 
 def _trouble(folder: Path, found: dict[str, Any]) -> str:
-    """Between the site and its hub, while the site is up; for JSON it stands in what was found, in one word."""
+    """Between the site and its hub, while its SuperNode is there; for JSON it stands in what was found, in one word."""
     from weft.hub import link
 
     log = folder / "logs" / "supernode.log"
-    supernode = (found["processes"] or {"processes": {}})["processes"].get("supernode")
-    found["link"] = link.state(log) if supernode else ""
+    supervised = found["processes"]["processes"] if found["processes"] else {}
+    supernode = (supervised | found["left behind"]).get("supernode")
+    found["link"] = link.state(log, supernode) if supernode else ""
     return link.in_words(found["link"], supernode, log) if supernode else ""
 
 
@@ -275,12 +283,16 @@ def left_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None
     site = open_site(folder)
     from weft.engines.flower import left
 
-    rows = left.read(site.folder)
+    rows, damaged = left.read(site.folder)
     if as_json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif not rows:
-        say(f"nothing has left {site.name}")
+        say(f"nothing {'that can be read ' if damaged else ''}has left {site.name}")
     else:
         for line in left.lines(rows):
             say(line)
         say(f"{sum(row['bytes'] for row in rows):,} bytes have left {site.name}")
+    if damaged:  # not on stdout, where JSON stands alone
+        lines, are = ("line", "is") if len(damaged) == 1 else ("lines", "are")
+        numbers = ", ".join(map(str, damaged))
+        typer.echo(f"{lines} {numbers} of {site.folder / left.FILE} cannot be read and {are} not counted", err=True)

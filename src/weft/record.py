@@ -145,20 +145,7 @@ class Record:
         write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _append(self, name: str, text: str) -> None:
-        if not text:
-            return
-        try:
-            with (self.folder / name).open("ab", buffering=0) as file:
-                before = file.tell()
-                blob = text.encode("utf-8")
-                try:
-                    while blob:
-                        blob = blob[file.write(blob) :]
-                except OSError:
-                    file.truncate(before)  # half a line would spoil the next one
-                    raise
-        except OSError as error:
-            raise cannot_write(self.folder / name, error) from None
+        append(self.folder / name, text)
 
 
 def tables_of(plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -311,6 +298,24 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "packages": {name: importlib.metadata.version(name) for name in packages},
     }
+
+
+def append(path: Path, text: str) -> None:
+    """Whole lines at the end of a file, or nothing if they cannot be written."""
+    if not text:
+        return
+    try:
+        with path.open("ab", buffering=0) as file:
+            before = file.tell()
+            blob = text.encode("utf-8")
+            try:
+                while blob:
+                    blob = blob[file.write(blob) :]
+            except OSError:
+                file.truncate(before)  # half a line would spoil the next one
+                raise
+    except OSError as error:
+        raise cannot_write(path, error) from None
 
 
 def write_text(path: Path, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 from pathlib import Path
 
@@ -203,7 +204,7 @@ def test_status_is_shown_while_the_superlink_is_down(up, run, capsys):
     assert "superlink: process 8, started 3 times" in said
     assert "which sites are there is not known" in said
     assert "client 1: ben, not known whether it is there" in said
-    assert "under way, 0 rounds done, no incidents" in said
+    assert f"stopped; weft hub run {os.path.relpath(run)} goes on, 0 rounds done, no incidents" in said
 
 
 def test_status_as_json_is_shown_too(up, run, capsys):

@@ -45,6 +45,17 @@ def make_certificates(folder: Path, host: str) -> None:
     (folder / "server.pem").write_bytes(server.public_bytes(serialization.Encoding.PEM))
 
 
+def end_of_certificates(folder: Path) -> datetime.datetime:
+    """When the first of a hub's certificates ends: the authority's, which every site has, or the server's."""
+    ends: list[datetime.datetime] = []
+    for path in (folder / "ca.crt", folder / "server.pem"):
+        try:
+            ends.append(x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc)
+        except (OSError, ValueError):
+            raise Problem(f"{path} cannot be read; put it back from a copy, or make a new hub") from None
+    return min(ends)
+
+
 def make_site_key() -> tuple[str, str]:
     """The private and the public half of a site's key, as OpenSSH writes them."""
     key = ec.generate_private_key(CURVE())

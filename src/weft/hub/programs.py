@@ -16,6 +16,7 @@ from weft.errors import Problem
 FLWR = "1.41.0"
 UP = "the hub is up"
 PATIENCE = 120.0  # seconds for one answer of `flwr`
+OWN = ("127.0.0.1", "localhost")  # this machine: no proxy has anything to do between its processes
 NAME = "weft"  # of the connection in Flower's own configuration
 
 
@@ -47,7 +48,17 @@ def surroundings(home: Path, path: str | None = None) -> dict[str, str]:
         "PATH": path or os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until it sees that there is work; 1 else
         "PYTHONUNBUFFERED": "1",
+        **no_proxy(),
     }
+
+
+def no_proxy() -> dict[str, str]:
+    """Flower takes a proxy out of the environment even to this machine: never there, all else as it is set."""
+    asked = [os.environ.get(key, "") for key in ("no_proxy", "NO_PROXY")]
+    named = [name.strip() for words in asked for name in words.split(",") if name.strip()]
+    # a lone * is known as "never a proxy", among others it is not
+    words = "*" if "*" in named else ",".join(dict.fromkeys([*named, *OWN]))
+    return {"no_proxy": words, "NO_PROXY": words}
 
 
 def ask(words: list[str], home: Path) -> Any:

@@ -26,12 +26,15 @@ class Known:
     tasks: int  # finished
     last: str  # the request that was answered last: task.round.client
     when: str  # UTC; that it was answered
+    damage: str = ""  # what cannot be read, and what to do; nothing else is known of it then
 
     @property
     def name(self) -> str:
         return self.id.rpartition("-")[0]
 
     def in_words(self) -> str:
+        if self.damage:
+            return f"{self.id}: {self.damage}"
         answers = f"{self.answers} answer{'' if self.answers == 1 else 's'}"
         tasks = f"{self.tasks} task{'' if self.tasks == 1 else 's'} learned"
         return f"{self.id}: {tasks}, {answers}, the last on {self.when} UTC"
@@ -45,11 +48,12 @@ def known(site: Path) -> list[Known]:
 
 @contextlib.contextmanager
 def still(site: Path) -> Iterator[None]:
-    """No run is worked on meanwhile; a `Problem` if one is just now."""
-    from weft.engines.flower.memory import LOCK  # loads torch
+    """No run is worked on meanwhile, nor does a new one begin; a `Problem` if one is worked on just now."""
+    from weft.engines.flower.memory import DOOR, LOCK  # loads torch
 
     with contextlib.ExitStack() as held:
-        for folder in (site / "state").iterdir():
+        held.enter_context(filelock.FileLock(site / "state" / DOOR))  # first: whoever passes it has a lock of its own
+        for folder in filter(Path.is_dir, (site / "state").iterdir()):
             try:
                 held.enter_context(filelock.FileLock(folder / LOCK, timeout=0))
             except filelock.Timeout:
@@ -57,14 +61,33 @@ def still(site: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def one_by_one(site: Path) -> Iterator[None]:
+    """For whoever reads the list of tasks and writes it again: of two at the same time one would be lost."""
+    try:
+        with filelock.FileLock(site / ".tasks.lock", timeout=0):
+            yield
+    except filelock.Timeout:
+        raise Problem("another command changes the site's tasks just now; try again when it is done") from None
+
+
 def who_began(site: Path, step: int) -> str | None:
-    """A run that has begun this task of the site's own, if one has."""
-    for manifest in (site / "state").glob("*/manifest.json"):
-        plan = tomllib.loads((manifest.parent / "plan.toml").read_text(encoding="utf-8"))
-        begun = [numbers.get("begun", -1) for numbers in _numbers(manifest.parent)]
+    """A run that has begun this task of the site's own, if one has; a `Problem` if one that is damaged may have."""
+    for folder in sorted(path.parent for path in (site / "state").glob("*/manifest.json")):
+        try:
+            plan = tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8"))
+            begun = [numbers.get("begun", -1) for numbers in _numbers(folder)]
+        except (Problem, OSError, ValueError) as why:
+            raise Problem(f"whether {folder.name} has begun the task is not known: {_damage(folder, why)}") from None
         if plan.get("scenario") == "sites" and max(begun, default=-1) >= step:
-            return manifest.parent.name
+            return folder.name
     return None
+
+
+def _damage(folder: Path, why: object) -> str:
+    """In words of a site, which has no checkpoints and begins no runs."""
+    said = str(why).partition("; run again")[0]
+    return f"its memory is damaged ({said}); put it back from a copy, or move {folder} away once that run is over"
 
 
 def _numbers(folder: Path) -> list[dict[str, Any]]:
@@ -76,12 +99,15 @@ def _numbers(folder: Path) -> list[dict[str, Any]]:
 
 
 def _known(folder: Path, at: int) -> Known:
-    manifest = read_manifest(folder) or {"answers": {}, "replies": {}}
-    finished = [numbers.get("finished", -1) for numbers in _numbers(folder)]
+    when = datetime.datetime.fromtimestamp(at / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
     plan = ""
     with contextlib.suppress(OSError, ValueError):
         plan = str(tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8")).get("name", ""))
-    when = datetime.datetime.fromtimestamp(at / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    try:
+        manifest = read_manifest(folder) or {"answers": {}, "replies": {}}
+        finished = [numbers.get("finished", -1) for numbers in _numbers(folder)]
+    except (Problem, OSError) as why:
+        return Known(folder.name, plan, 0, 0, "", when, _damage(folder, why))
     tasks, answers = max(finished, default=-1) + 1, sum(manifest["answers"].values())
     return Known(folder.name, plan, answers, tasks, ["", *manifest["replies"]][-1], when)
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from weft.errors import Problem
+from weft.hub.runs import FLOWER, TROUBLE
 from weft.hub.waiting import Waiting
+from weft.locks import is_taken
 from weft.record import SITES, read_manifest
 from weft.report.reading import Event, read_journal
 
 State = dict[str, Any]
 HUB = "the hub"  # whose incident it is if it is no site's
+STARTING = 60.0  # seconds in which a server app that Flower was told to start has the run's lock
 
 
 def state(folder: Path) -> State:
@@ -30,9 +34,12 @@ def state(folder: Path) -> State:
     names, run = _members(folder)
     of = Counter(_whose(event, names) for event in events if event.is_incident)
     over = (folder / "summary.json").exists()
+    stopped, why = (False, "") if over else _stopped(folder)
     return {
         "folder": place,
         "run": run,
+        "stopped": stopped,
+        "why": why,
         "rounds": manifest["progress"]["round"] if manifest else 0,
         "incidents": of.total(),
         "of": dict(of),
@@ -48,13 +55,32 @@ def in_words(state: State) -> str:
         return str(state["problem"])
     whose = ", ".join(f"{site}: {count}" for site, count in state["of"].items())
     words = [
-        "finished" if state["over"] else "under way",
+        "finished" if state["over"] else _stopped_words(state) if state["stopped"] else "under way",
         f"{state['rounds']} rounds done",
         f"{state['incidents']} incident{'' if state['incidents'] == 1 else 's'} ({whose})" if whose else "no incidents",
         *(f"{site} has left" for site in state["left"]),
         *(f"waiting for {line}" for line in state["waiting for"]),
     ]
     return ", ".join(words)
+
+
+def _stopped(folder: Path) -> tuple[bool, str]:
+    """Does no process work on a run that is not over? And the last words of the one that did, if it said why."""
+    if is_taken(folder / ".lock"):
+        return False, ""
+    try:
+        return True, " ".join((folder / TROUBLE).read_text(encoding="utf-8").split())
+    except (OSError, ValueError):
+        pass
+    try:
+        return time.time() - (folder / FLOWER).stat().st_mtime > STARTING, ""
+    except OSError:
+        return True, ""  # `weft hub run` was stopped before, or waits for sites
+
+
+def _stopped_words(state: State) -> str:
+    why = f" ({state['why']})" if state["why"] else ""
+    return f"stopped{why}; weft hub run {state['folder']} goes on"
 
 
 def _members(folder: Path) -> tuple[list[str], str]:

@@ -145,7 +145,7 @@ def hold(folder: Path) -> Any:
 
 
 def running(folder: Path) -> dict[str, Any] | None:
-    """What the supervisor of a folder says of its processes; None if there is none."""
+    """What the supervisor of a folder says of its processes; None if there is none (`left_behind` if it was killed)."""
     if not is_taken(folder / LOCK):
         return None
     with contextlib.suppress(OSError, ValueError):
@@ -196,15 +196,25 @@ def end_leftovers(folder: Path) -> bool:
 
     Says whether there were any.
     """
-    any_there = False
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        found = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        for words in found["processes"].values():
-            if _is_ours(words["pid"], folder):
-                _signal_group(words["pid"], signal.SIGKILL)
-                any_there = True
-        (folder / FILE).unlink()
-    return any_there
+    found = _alive(folder)
+    for words in found.values():
+        _signal_group(words["pid"], signal.SIGKILL)
+    (folder / FILE).unlink(missing_ok=True)
+    return bool(found)
+
+
+def left_behind(folder: Path) -> dict[str, dict[str, Any]]:
+    """Processes that go on though their supervisor was killed, by name; none while there is a supervisor."""
+    return {} if is_taken(folder / LOCK) else _alive(folder)
+
+
+def _alive(folder: Path) -> dict[str, dict[str, Any]]:
+    """The processes that a supervisor wrote down and that are still there."""
+    try:
+        found: dict[str, dict[str, Any]] = json.loads((folder / FILE).read_text(encoding="utf-8"))["processes"]
+        return {name: words for name, words in found.items() if _is_ours(words["pid"], folder)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none was started, or it is no list of ours
+        return {}
 
 
 def _is_ours(pid: int, folder: Path) -> bool:

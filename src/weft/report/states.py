@@ -150,7 +150,8 @@ def read_numbers(path: Path) -> dict[str, Any]:
     """The numbers of a state, which stand in its file's header: the tensors behind it are not read."""
     try:
         with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, path.stat().st_size)))  # a damaged one claims any length
         numbers: dict[str, Any] = json.loads(header["__metadata__"]["numbers"])
     except (OSError, ValueError, KeyError) as error:
         raise Problem(f"the checkpoint is incomplete: {path} cannot be read ({error})") from None

@@ -6,10 +6,12 @@ The plan comes from the hub, so it is read with suspicion: it may not name code 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 import tomllib
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -29,28 +31,36 @@ RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the na
 def on_message(message: Message, context: Context) -> Message:
     began = time.perf_counter()
     site = Path(str(context.node_config["site"]))
-    if leaving.has_left(site):
-        leaving.note(site, _run_of(message))
-        return reply(Answered(left=True), message)
+    with at_home():
+        if leaving.has_left(site):
+            leaving.note(site, _run_of(message))
+            return reply(Answered(left=True), message)
     try:
         asked = unpack(message)
-        if not RUN_NAME.fullmatch(asked.run):
-            raise Problem("the run has a name that is no name for a folder")
-        plan = read_plan(asked.plan)
-        if not 0 <= asked.client < plan.clients:
-            raise Problem(f"there is no client {asked.client} in a plan of {plan.clients}")
-        plan = with_share(plan, site)
     except BadEnvelope as bad:
         raise Problem(f"a message of the hub was refused: {bad}") from None
-    try:
-        wire = Memory(site / "state" / asked.run, plan, asked.client).answer(asked.wire)
-    except NotYet as why:
-        return reply(Answered(waiting=str(why)), message)
-    except Exception:
-        traceback.print_exc()  # to the site's log alone: it may name files, tasks and classes
-        raise Problem(FAILED) from None
-    left.note(site, str(context.node_config.get("hub", "")), asked.run, wire)
+    if not RUN_NAME.fullmatch(asked.run):
+        raise Problem("the run has a name that is no name for a folder")
+    plan = read_plan(asked.plan)
+    if not 0 <= asked.client < plan.clients:
+        raise Problem(f"there is no client {asked.client} in a plan of {plan.clients}")
+    with at_home():
+        try:
+            wire = Memory(site / "state" / asked.run, with_share(plan, site), asked.client).answer(asked.wire)
+        except NotYet as why:
+            return reply(Answered(waiting=str(why)), message)
+        left.note(site, str(context.node_config.get("hub", "")), asked.run, wire)
     return reply(Answered(wire, time.perf_counter() - began), message)
+
+
+@contextlib.contextmanager
+def at_home() -> Iterator[None]:
+    """What goes wrong here stands in the site's log alone: it may name files, tasks and classes."""
+    try:
+        yield
+    except Exception:
+        traceback.print_exc()
+        raise Problem(FAILED) from None
 
 
 def _run_of(message: Message) -> str:

@@ -9,9 +9,11 @@ import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import filelock
+
 from weft.record import write_text
 
-FILE = "leaving"
+FILE, LOCK = "leaving", ".leaving.lock"
 
 
 class Told(NamedTuple):
@@ -30,9 +32,10 @@ def has_left(site: Path) -> bool:
 
 def note(site: Path, run: str) -> None:
     """The hub asked in this run and is being told; once for each run, though it may ask again."""
-    if run not in [one.run for one in told(site)]:
-        when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-        write_text(site / FILE, (site / FILE).read_text(encoding="utf-8") + f"{when}\t{run}\n")
+    with filelock.FileLock(site / LOCK):  # two runs may ask at the same time
+        if run not in [one.run for one in told(site)]:
+            when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+            write_text(site / FILE, (site / FILE).read_text(encoding="utf-8") + f"{when}\t{run}\n")
 
 
 def told(site: Path) -> list[Told]:

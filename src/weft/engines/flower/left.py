@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import csv
 import datetime
+import io
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from weft.errors import Problem
 from weft.message import decode, weigh
+from weft.record import append
 from weft.tensors import Payload, Rows, Sparse, size
 
 COLUMNS = ("when", "to", "run", "request", "tensor", "shape", "bytes")
-FILE = "left.csv"
+FILE, LOCK = "left.csv", ".left.lock"  # a site may answer in two runs at the same time
 SHOWN = ("UTC", "request", "tensor", "shape", "bytes")  # in a line for a person
 
 Row = dict[str, Any]  # by column; bytes are a number
@@ -28,14 +32,37 @@ def note(site: Path, hub: str, run: str, wire: bytes) -> None:
     message, weights = decode(wire), weigh(wire)
     when = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     shapes = {"header": "words and numbers"} | {name: shape_of(tensor) for name, tensor in message.tensors.items()}
-    path = site / FILE
-    new = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(COLUMNS)
-        for name, shape in shapes.items():
-            writer.writerow([when, hub, run, message.request_id, name, shape, weights[name].bytes])
+    request = _on_one_line(message.request_id)
+    rows = [[when, hub, run, request, name, shape, weights[name].bytes] for name, shape in shapes.items()]
+    with filelock.FileLock(site / LOCK):
+        append(site / FILE, _start(site / FILE) + _as_csv(rows))
+
+
+def _start(path: Path) -> str:
+    """What has to stand before new lines: the columns in a new file, and an end to half a line that a kill left."""
+    try:
+        with path.open("rb") as file:
+            if file.seek(0, io.SEEK_END) == 0:
+                return _as_csv([COLUMNS])
+            file.seek(-1, io.SEEK_END)
+            return "" if file.read() == b"\n" else "\n"
+    except FileNotFoundError:
+        return _as_csv([COLUMNS])
+
+
+def _as_csv(rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _on_one_line(text: str) -> str:
+    """A request's id is the hub's word, and could have more than one.
+
+    >>> _on_one_line("0.3.1"), _on_one_line("a\\nb")
+    ('0.3.1', 'a\\\\nb')
+    """
+    return text.encode("unicode_escape").decode("ascii")
 
 
 def shape_of(tensor: Payload) -> str:
@@ -46,14 +73,35 @@ def shape_of(tensor: Payload) -> str:
     return f"{size(tensor)} values"
 
 
-def read(site: Path) -> list[Row]:
+def read(site: Path) -> tuple[list[Row], list[int]]:
+    """All that has left, and the numbers of lines that are damaged, counted from 1."""
+    path = site / FILE
+    if not path.exists():
+        return [], []
     try:
-        with (site / FILE).open(encoding="utf-8", newline="") as file:
-            return [{**row, "bytes": int(row["bytes"])} for row in csv.DictReader(file)]
-    except FileNotFoundError:
-        return []
-    except (OSError, csv.Error, ValueError, TypeError, KeyError):
-        raise Problem(f"{site / FILE} cannot be read") from None
+        with filelock.FileLock(site / LOCK):  # no line is on its way
+            text = path.read_bytes().decode("utf-8", errors="replace")
+    except OSError as error:
+        raise Problem(f"{path} cannot be read ({error.strerror})") from None
+    rows, damaged = [], []
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        if (row := _row(line)) is not None:
+            rows.append(row)
+        elif line != ",".join(COLUMNS):
+            damaged.append(number)
+    return rows, damaged
+
+
+def _row(line: str) -> Row | None:
+    """None if it is none."""
+    try:
+        (cells,) = csv.reader([line], strict=True)
+        row: Row = dict(zip(COLUMNS, cells, strict=True))
+        datetime.datetime.fromisoformat(row["when"])
+        row["bytes"] = int(row["bytes"])
+    except (csv.Error, ValueError):
+        return None
+    return row
 
 
 def lines(rows: list[Row]) -> Iterator[str]:

@@ -24,6 +24,7 @@ from weft.state import State, files_of
 REPLIES_KEPT = 12  # a server goes back by a round and the closing of its task at most: five answers
 MEMORY = 1 << 14  # megabytes: one client is alone in its process
 LOCK = ".lock"
+DOOR = ".door"  # beside the runs' folders
 FAILED = "it failed at the site, whose log says why"
 
 
@@ -68,6 +69,8 @@ class Memory:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         with filelock.FileLock(self._folder / LOCK):
+            with filelock.FileLock(self._folder.parent / DOOR):
+                pass  # while a task is being removed, nobody who was not at work before reads which there are
             yield
 
     def _keep(self, host: Host, request_id: str, reply: bytes, replies: dict[str, Any]) -> None:
