@@ -356,7 +356,7 @@ def test_only_known_packages_are_used():
     """What pyproject names, and the standard library; anything else would fail on a fresh machine."""
     allowed = {"weft", "torch", "numpy", "safetensors", "pydantic", "typer", "click", "rich", "filelock", "pandas"}
     allowed |= {"pooch", "requests", "PIL", "scipy", "matplotlib", "tensorboard", "onnxruntime", "onnxscript"}
-    allowed |= {"flwr", "cryptography"}
+    allowed |= {"flwr", "cryptography", "httpx"}
     used = {one.split(".")[0] for module in MODULES for one in of(module)}
     assert used - set(sys.stdlib_module_names) <= allowed
 

@@ -18,7 +18,7 @@ from weft.engines.flower.asking import fault
 from weft.errors import Problem
 from weft.hub.hub import Hub
 from weft.hub.programs import NAME, ask
-from weft.hub.waiting import Waiting
+from weft.hub.waiting import Waiting, printable
 from weft.locks import is_taken
 from weft.plan import Plan
 from weft.record import Record, read_manifest, read_plan, write_text
@@ -100,7 +100,7 @@ def last_words(log: Path, before: int) -> str:
     if _size(log) <= before:
         return ""
     lines = log.read_bytes()[before:].decode(errors="replace").split("\n")
-    return "".join(letter if letter.isprintable() else " " for letter in [line for line in lines if line.strip()][-1])
+    return printable(next(line for line in reversed(lines) if line.strip()))
 
 
 def _size(path: Path) -> int:

@@ -14,17 +14,20 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
+from weft.checks import Inspector
 from weft.engines import Engine, Saved
 from weft.engines.flower import inflating
 from weft.engines.flower.engine import Far, Grid
 from weft.engines.flower.server import server_app
 from weft.errors import Problem
 from weft.hub.runs import LOG, SITES, TROUBLE, absent
+from weft.message import LONGEST_HEADER
 from weft.record import write_text
 from weft.running import resume
 from weft.session import Session
 
 PATIENCE = 600.0  # seconds for which a site that is away is waited for, where the plan has no deadline
+VALUE = 16  # bytes of a value and its index, at their widest
 
 
 def work(grid: Grid, folder: Path) -> None:
@@ -50,10 +53,18 @@ def connect(
     def remove(client: int) -> None:
         session.federation.dismiss(client)
 
-    inflating.guard(lambda: inflating.allowed(session.federation.inspector))
+    inflating.guard(lambda: largest_answer(session.federation.inspector))
     record = session.record
     lost = {client for client, name in enumerate(sites) if name in absent}
     return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove, lost)
+
+
+def largest_answer(inspector: Inspector) -> int:
+    """In bytes, of those that a run can use."""
+    if inspector.forms is None:
+        return inflating.MOST
+    values = sum(form.size for form in inspector.forms.values())
+    return min(inflating.MOST, LONGEST_HEADER + VALUE * values)
 
 
 app = server_app(work)

@@ -23,7 +23,7 @@ class Waiting:
         """Each site by name, and why it does not answer yet."""
         for event in self._new_events():
             if event["event"] == "waiting":
-                self._reasons[event["client"]] = _printable(f"{event['site']}: {event['reason']}")
+                self._reasons[event["client"]] = printable(f"{event['site']}: {event['reason']}")
             elif event["event"] in ("answer", "left"):
                 self._reasons.pop(event["client"], None)
             elif event["event"] == "tested":
@@ -56,6 +56,6 @@ class Waiting:
                 yield json.loads(line)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """The reason is a site's own word, and this goes to a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)

@@ -19,27 +19,15 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
 from flwr.superlink.grid import http_grid
 
-from weft.checks import Inspector
-from weft.message import LONGEST_HEADER
-
 MOST = 1 << 31  # bytes of any message; a site knows nothing of the plan before it has read one
 WORDS = 1 << 18  # bytes of all that is no chunk of an array: names, sizes, the plan
 OBJECTS = 1 << 12  # of one message; Flower cuts an array every 5 MiB
-VALUE = 16  # bytes of a value and its index, at their widest
 
 Pull = Callable[..., dict[str, bytes]]
 
 
 class TooMuch(Exception):  # noqa: N818 - whoever sent it is told of, and the run goes on
     """A message that is larger than any that was asked for, or that cannot be read."""
-
-
-def allowed(inspector: Inspector) -> int:
-    """The bytes of the largest answer that a run can use."""
-    if inspector.forms is None:
-        return MOST
-    values = sum(form.size for form in inspector.forms.values())
-    return min(MOST, LONGEST_HEADER + VALUE * values)
 
 
 def guard(most: Callable[[], int] = lambda: MOST) -> None:
