@@ -21,7 +21,7 @@ PARTS = {
     "workers": "one and two workers",
     "memory": "few and many clients",
     "engine": "the default FedWeIT plan",
-    "paired": "the same with all rows of B, and with none",
+    "paired": "the same with all rows of B",
     "peers": "FedAvg on Flower",
 }
 

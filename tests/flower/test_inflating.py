@@ -19,11 +19,13 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid import http_grid
-from test_engine import Loop, ask, far, local, quick, run  # noqa: F401 - fixtures
+from loop_grid import Loop, ask, far, run
 
 from weft.engines.flower import engine, inflating
 from weft.engines.flower.envelope import Answered, Asked, pack, reply
 from weft.message import decode
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 MEGABYTE = 1 << 20
 BOUND = 12 * MEGABYTE  # of a message, where a test sets one
@@ -174,7 +176,7 @@ def test_a_run_goes_on_without_it_and_says_whose_it_was(tmp_path: Path, name: st
     assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1"]
 
 
-def test_one_that_comes_whole_when_asked_again_counts(tmp_path: Path, local: Any) -> None:  # noqa: F811
+def test_one_that_comes_whole_when_asked_again_counts(tmp_path: Path, local: Any) -> None:
     assert outcome(run(tmp_path / "run", Wired(tmp_path, places(99), times=2))) == local
 
 
