@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from federation import Federation, outcome
 import weft
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What uses the processes of the session's hub runs in one worker, one after another; all else meanwhile."""
     for item in items:
@@ -27,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """One hub and three sites, TLS and node authentication on."""
     folder: Path = tmp_path_factory.mktemp("federation")
+    if "PYTEST_XDIST_WORKER" in os.environ:  # then workers share the parent: fails if the group was not kept together
+        (tmp_path_factory.getbasetemp().parent / "the-only-federation").mkdir()
     found = Federation(folder, ("ada", "ben", "cleo"))
     try:
         found.begin()

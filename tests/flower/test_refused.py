@@ -11,13 +11,14 @@ import ssl
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from federation import Federation, events, free_port, outcome, wait_until
 
-from weft.hub.keys import make_site_key, write_secret
+from weft.hub.keys import make_certificates, make_site_key, write_secret
 from weft.hub.programs import program, surroundings
 
 AGAIN = """
@@ -37,24 +38,48 @@ def address(federation: Federation) -> str:
     return f"127.0.0.1:{federation.public if federation.nginx else federation.port}"
 
 
-def refused(federation: Federation, folder: Path, *words: str) -> bool:
-    """Does a SuperNode that is started like this end by itself, without having got a number from the hub?"""
-    command = [program("flower-supernode"), "--superlink", address(federation), "--port", str(free_port()), *words]
-    with (folder / "supernode.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*command, "--max-retries", "2"],
-            cwd=folder,
-            env=surroundings(folder),
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    try:
-        code = process.wait(REFUSED)
-    finally:
+@pytest.fixture(scope="module")
+def strangers(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stranger]]:
+    """SuperNodes that should not be let in, all at once, since each tries for a while before it gives up."""
+    folder: Path = tmp_path_factory.mktemp("strangers")
+    write_secret(folder / "key", make_site_key()[0].encode())
+    make_certificates(folder, "127.0.0.1")
+    trusted = ["--root-certificates", str(federation.folder / "hub" / "ca.crt")]
+    of_ada = ["--auth-supernode-private-key", str(federation.folder / "ada" / "key")]
+    words = {
+        "nobody registered it": [*trusted, "--auth-supernode-private-key", "key"],
+        "without a key": trusted,
+        "plaintext": ["--insecure"],
+        "another authority": ["--root-certificates", "ca.crt", *of_ada],
+    }
+    found = {name: Stranger(federation, folder, name, *more) for name, more in words.items()}
+    yield found
+    for stranger in found.values():
+        stranger.end()
+
+
+class Stranger:
+    def __init__(self, federation: Federation, folder: Path, name: str, *words: str):
+        command = [program("flower-supernode"), "--superlink", address(federation), "--port", str(free_port()), *words]
+        self._log = folder / f"{name}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "--max-retries", "2"],
+                cwd=folder,
+                env=surroundings(folder),
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def is_refused(self) -> bool:
+        """Does it end by itself, without having got a number from the hub?"""
+        code = self._process.wait(REFUSED)
+        return code != 0 and "SuperNode ID" not in self._log.read_text(encoding="utf-8")
+
+    def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it had started
-    return code != 0 and "SuperNode ID" not in (folder / "supernode.log").read_text(encoding="utf-8")
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it had started
 
 
 def there(federation: Federation) -> list[str]:
@@ -62,30 +87,9 @@ def there(federation: Federation) -> list[str]:
     return [site["site"] for site in sites if site["there"]]
 
 
-@pytest.fixture
-def trusted(federation: Federation) -> list[str]:
-    return ["--root-certificates", str(federation.folder / "hub" / "ca.crt")]
-
-
-def test_a_site_that_nobody_registered(federation: Federation, trusted: list[str], tmp_path: Path) -> None:
-    write_secret(tmp_path / "key", make_site_key()[0].encode())
-    assert refused(federation, tmp_path, *trusted, "--auth-supernode-private-key", "key")
-
-
-def test_a_site_without_a_key(federation: Federation, trusted: list[str], tmp_path: Path) -> None:
-    assert refused(federation, tmp_path, *trusted)
-
-
-def test_plaintext(federation: Federation, tmp_path: Path) -> None:
-    assert refused(federation, tmp_path, "--insecure")
-
-
-def test_a_hub_with_another_authority(federation: Federation, tmp_path: Path) -> None:
-    from weft.hub.keys import make_certificates
-
-    make_certificates(tmp_path, "127.0.0.1")
-    key = str(federation.folder / "ada" / "key")
-    assert refused(federation, tmp_path, "--root-certificates", "ca.crt", "--auth-supernode-private-key", key)
+@pytest.mark.parametrize("who", ["nobody registered it", "without a key", "plaintext", "another authority"])
+def test_a_site_that_may_not_come_in(strangers: dict[str, Stranger], who: str) -> None:
+    assert strangers[who].is_refused()
 
 
 def ask(federation: Federation, port: int, path: str) -> int:
