@@ -207,6 +207,22 @@ def test_status_is_shown_while_the_superlink_is_down(up, run, capsys):
     assert f"stopped; weft hub run {os.path.relpath(run)} goes on, 0 rounds done, no incidents" in said
 
 
+def test_a_run_whose_sites_are_waited_for_is_not_stopped(up, run, capsys, monkeypatch):
+    said = []
+
+    def wait(*_: object) -> set[str]:
+        said.append(status(up, capsys))
+        with pytest.raises(Problem, match="another weft hub run waits for the sites"):
+            runs.work(up, run, print, 0.0)
+        raise Problem("not there")
+
+    monkeypatch.setattr(runs, "wait_for_sites", wait)
+    with pytest.raises(Problem, match="not there"):
+        runs.work(up, run, print, 0.0)
+    assert "weft hub run waits until its sites are there, 0 rounds done, no incidents" in said[0]
+    assert "stopped; weft hub run" in status(up, capsys)
+
+
 def test_status_as_json_is_shown_too(up, run, capsys):
     said = json.loads(status(up, capsys, as_json=True))
     assert [site["there"] for site in said["sites"]] == [None, None]

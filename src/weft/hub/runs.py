@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import filelock
+
 from weft import scenarios
 from weft.data import cache
 from weft.engines.flower.asking import fault
@@ -28,6 +30,7 @@ from weft.running import fresh_folder, is_over
 SITES, TROUBLE = "sites.json", "problem.txt"  # in the run folder: who takes part; why it cannot go on
 LOG = "server.log"  # why a server app died
 ABSENT = "absent.json"  # of its sites, those that it begins or goes on without
+WAITS = ".waits"  # held as a lock by who waits for the sites of a run before handing it over
 FLOWER = "flower.txt"  # the number of the last run that Flower made of it
 LOOK = 0.5  # seconds between two looks at the folder
 ASK = 5.0  # seconds between two questions to Flower
@@ -69,7 +72,11 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
     """Until the run is over. Whoever stops this does not stop the run."""
     read_plan(folder)
     if not is_over(folder) and not at_work(hub, folder):
-        note_absent(folder, wait_for_sites(hub, folder, say, wait))
+        try:
+            with filelock.FileLock(folder / WAITS, timeout=0):
+                note_absent(folder, wait_for_sites(hub, folder, say, wait))
+        except filelock.Timeout:
+            raise Problem(f"another weft hub run waits for the sites of {folder} already") from None
     say(f"sites know this run as {json.loads((folder / SITES).read_text(encoding='utf-8'))['run']}")
     waiting = Waiting(folder)
     deaths: Counter[tuple[str, int]] = Counter()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import Problem
-from weft.hub.runs import FLOWER, TROUBLE
+from weft.hub.runs import FLOWER, TROUBLE, WAITS
 from weft.hub.waiting import Waiting
 from weft.locks import is_taken
 from weft.record import SITES, read_manifest
@@ -34,10 +34,12 @@ def state(folder: Path) -> State:
     names, run = _members(folder)
     of = Counter(_whose(event, names) for event in events if event.is_incident)
     over = (folder / "summary.json").exists()
-    stopped, why = (False, "") if over else _stopped(folder)
+    begins = not over and is_taken(folder / WAITS)
+    stopped, why = (False, "") if over or begins else _stopped(folder)
     return {
         "folder": place,
         "run": run,
+        "begins": begins,
         "stopped": stopped,
         "why": why,
         "rounds": manifest["progress"]["round"] if manifest else 0,
@@ -55,7 +57,7 @@ def in_words(state: State) -> str:
         return str(state["problem"])
     whose = ", ".join(f"{site}: {count}" for site, count in state["of"].items())
     words = [
-        "finished" if state["over"] else _stopped_words(state) if state["stopped"] else "under way",
+        _how(state),
         f"{state['rounds']} rounds done",
         f"{state['incidents']} incident{'' if state['incidents'] == 1 else 's'} ({whose})" if whose else "no incidents",
         *(f"{site} has left" for site in state["left"]),
@@ -75,10 +77,16 @@ def _stopped(folder: Path) -> tuple[bool, str]:
     try:
         return time.time() - (folder / FLOWER).stat().st_mtime > STARTING, ""
     except OSError:
-        return True, ""  # `weft hub run` was stopped before, or waits for sites
+        return True, ""  # `weft hub run` was stopped before
 
 
-def _stopped_words(state: State) -> str:
+def _how(state: State) -> str:
+    if state["over"]:
+        return "finished"
+    if state["begins"]:
+        return "weft hub run waits until its sites are there"
+    if not state["stopped"]:
+        return "under way"
     why = f" ({state['why']})" if state["why"] else ""
     return f"stopped{why}; weft hub run {state['folder']} goes on"
 
