@@ -21,7 +21,8 @@ from cli_helpers import TINY, Outcome, assert_one_line, journal_lines, tiny, unt
 
 import weft.cli
 from weft import Plan, repro
-from weft.repro import Row, Table, writing
+from weft.repro import Row, Table, tables, writing
+from weft.repro.figures import cost
 from weft.repro.results import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
 from weft.repro.screens import TableBars
 
@@ -112,12 +113,18 @@ def test_all_of_it_and_then_nothing(made):
     assert runs_made() == made_then
 
 
+def test_a_row_is_meant_before_a_method():
+    chosen = {name: [row.label for row in tables.table_ablation().choose([name])] for name in ("fedweit", "without-a")}
+    assert chosen == {"fedweit": ["fedweit"], "without-a": ["without-a"]}
+    assert [row.label for row in cost.figure().choose(["fedavg"])] == [f"fedavg-{kept:g}" for kept in cost.KEPT]
+
+
 @pytest.mark.slow
 def test_some_rows_and_other_seeds_are_added(made):
     assert made("--only", "stl", "--seeds", "1").code == 0
     assert set(runs_made()) == {"stl-s0"}
     assert "`weft repro tiny --seeds 1 --only stl`" in written("md")
-    assert made("--only", "fedavg", "--seeds", "1", "--first-seed", "5").code == 0  # by method: two rows
+    assert made("--only", "fedavg,avg-fast", "--seeds", "1", "--first-seed", "5").code == 0
     assert set(runs_made()) == {"stl-s0", "fedavg-s5", "avg-fast-s5"}
     assert [(line["row"], line["seed"]) for line in lines()] == [("avg-fast", "5"), ("fedavg", "5"), ("stl", "0")]
     assert "`weft repro tiny --seeds 6`" in written("md")  # that is what makes all that is in it

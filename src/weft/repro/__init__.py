@@ -99,14 +99,14 @@ class Experiment:
         return Plan.load(file, method=row.method, seed=seed, **keys)
 
     def choose(self, only: Sequence[str] | None) -> tuple[Row, ...]:
-        """The rows with these labels or methods; all of them if nothing is asked for."""
+        """The rows with these labels, or of these methods if no row is called so; all if nothing is asked for."""
         if only is None:
             return self.rows
-        known = {word for row in self.rows for word in (row.label, row.method)}
+        labels, methods = {row.label for row in self.rows}, {row.method for row in self.rows}
         for word in only:
-            if word not in known:
-                raise Problem(f"{self.name} has no row {word!r}; {nearest(word, known)}")
-        return tuple(row for row in self.rows if row.label in only or row.method in only)
+            if word not in labels | methods:
+                raise Problem(f"{self.name} has no row {word!r}; {nearest(word, labels | methods)}")
+        return tuple(row for row in self.rows if row.label in only or row.method in set(only) - labels)
 
 
 @dataclass(frozen=True, kw_only=True)
