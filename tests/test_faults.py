@@ -134,7 +134,8 @@ def right() -> tuple[Inspector, Message, Visit]:
     place = next(n for n, request in enumerate(finished.requests) if "give" in request.ops)
     request, reply = finished.requests[place], finished.replies[place]
     client = int(request.receiver.removeprefix("client-"))
-    return finished.inspector, reply, asked(*request.ops, client=client, step=request.step, round_index=request.round)
+    visit = asked(*request.ops, client=client, step=request.step, round_index=request.round)
+    return finished.inspector, reply, visit._replace(told=request.numbers)
 
 
 def test_what_is_right_passes(right):
@@ -189,6 +190,9 @@ WRONG = {
     "a negative rate": (changed("number/rate", -0.1), "rate cannot be"),
     "density in words": (changed("number/density", ["thin"]), "density cannot be"),
     "metrics that nobody wants": (changed("number/metrics", [{"recall": [1.0]}]), "metrics was not asked for"),
+    "a book": (changed("number/remarks", ["x" * 40] * 100), "other names than weft's take 4,4"),
+    "all rows": (changed("base", lambda b: Rows.of(b.dense(), b.segments, torch.ones_like(b.kept))), "in turn"),
+    "no row": (changed("base", lambda b: Rows.of(b.dense(), b.segments, torch.zeros_like(b.kept))), "in turn"),
 }
 
 
@@ -199,6 +203,28 @@ def test_what_is_wrong_is_refused(right, name):
     with pytest.raises(Refused, match=said) as caught:
         inspector.open(encode(change(reply)), visit.client, {visit.request_id: visit})
     assert "\n" not in str(caught.value)
+
+
+def test_with_rows_of_its_own_choice_a_client_chooses_no_more_than_its_share():
+    finished = run(method__rows="strongest", tasks=1)
+    request, reply = finished.requests[0], finished.replies[0]
+    visit = asked(*request.ops, client=0)._replace(told=request.numbers)
+    assert finished.inspector.fault(reply, visit) == ""
+    base = reply.tensors["base"]
+    more = changed("base", lambda b: Rows.of(b.dense(), b.segments, torch.ones_like(b.kept)))(reply)
+    assert "more rows of fc1.weight than the share of 0.3" in finished.inspector.fault(more, visit)
+    other = changed("base", lambda b: Rows.of(b.dense(), b.segments, b.kept.roll(1)))(reply)
+    assert base.kept.tolist() != other.tensors["base"].kept.tolist()
+    assert finished.inspector.fault(other, visit) == ""
+
+
+def test_without_masks_all_rows_are_sent():
+    finished = run(method__without="m", tasks=1)
+    request, reply = finished.requests[0], finished.replies[0]
+    visit = asked(*request.ops, client=0)._replace(told=request.numbers)
+    assert finished.inspector.fault(reply, visit) == ""
+    fewer = changed("base", lambda b: Rows.of(b.dense(), b.segments, b.kept & (torch.arange(len(b.kept)) > 0)))(reply)
+    assert "not all rows" in finished.inspector.fault(fewer, visit)
 
 
 def test_a_replay_is_refused(right):
@@ -246,6 +272,7 @@ def test_a_client_near_divergence_is_heard(right):
         ([{"balanced": [1.0], "recall": ["x", 1.0]}], "cannot be"),
         ([{"balanced": [1.0, 1.0, 1.0], "recall": [1.0, 1.0]}], "cannot be"),
         ([{"balanced": 1.0, "recall": [1.0]}], "cannot be"),
+        ([{"balanced": [1.0], "recall": [1.0] * 100_000}], "cannot be"),
         ([{"balanced": [1.0], "recall": [1.0, None]}], ""),
     ],
 )

@@ -7,9 +7,11 @@ the tensors are those of the method and of the network. Whoever fails is refused
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from weft.plan import Plan
 
 EXAMPLES = 10**9  # more images than any client has
+CLASSES = 10**4  # more than any task has
+OTHERS = 4096  # bytes of JSON: numbers of other names than weft's
 
 
 class Refused(Exception):  # noqa: N818 - the run goes on
@@ -42,6 +46,7 @@ class Inspector:
     """What all answers of a run are held against."""
 
     layout: Layout
+    method: Method
     forms: dict[str, Form] | None  # None: the method does not say
     largest_norm: float
     metrics: frozenset[str]  # the names of what is measured beside accuracy
@@ -49,7 +54,7 @@ class Inspector:
     @staticmethod
     def of(method: Method, layout: Layout, initial: torch.Tensor, plan: Plan) -> Inspector:
         metrics = frozenset(map(short, plan.metrics.split(","))) if plan.metrics is not None else frozenset()
-        return Inspector(layout, forms_of(method, layout), plan.norm_bound * float(initial.norm()), metrics)
+        return Inspector(layout, method, forms_of(method, layout), plan.norm_bound * float(initial.norm()), metrics)
 
     @property
     def merged(self) -> set[str] | None:
@@ -96,7 +101,8 @@ class Inspector:
                 return (
                     f"tensor {name!r} has the norm {norm:.3g}, at most {self.largest_norm:.3g} is let in (norm_bound)"
                 )
-        return ""
+        fault = "" if self.forms is None else self.method.fault(tensors, visit.told, self.layout)
+        return f"what it sends {fault}" if fault else ""
 
     def _form_fault(self, tensor: Payload, form: Form) -> str:
         if self.forms is None:
@@ -146,7 +152,7 @@ def request_fault(request: Message, client: int, method: Method, layout: Layout)
     return ""
 
 
-# ---- the numbers that anything reads, now or from the journal; those of other names stand there and are not read -----
+# ---- the numbers that anything reads, now or from the journal; a few of other names stand there and are not read -----
 
 
 def numbers_fault(numbers: Mapping[str, Any], visit: Visit, metrics: Collection[str]) -> str:
@@ -159,6 +165,8 @@ def numbers_fault(numbers: Mapping[str, Any], visit: Visit, metrics: Collection[
             return f"its {name} cannot be {show(numbers[name])}"
         if asked and name not in numbers and number.always:
             return f"its {name} is missing"
+    if (others := len(json.dumps({name: numbers[name] for name in numbers.keys() - _NUMBERS.keys()}))) > OTHERS:
+        return f"its numbers of other names than weft's take {others:,} bytes, at most {OTHERS:,} are let in"
     if any(task.keys() != set(metrics) for task in numbers.get("metrics", [])):
         return f"its metrics are not {', '.join(sorted(metrics))}"
     return ""
@@ -186,7 +194,9 @@ def _are_metrics(value: Any, tasks: int) -> bool:
         return False
     for task in value:
         lists = list(task.values())
-        if not all(isinstance(one, list) and one and all(map(_is_number_or_none, one)) for one in lists):
+        if not all(isinstance(one, list) and 0 < len(one) <= CLASSES for one in lists):
+            return False
+        if not all(map(_is_number_or_none, chain.from_iterable(lists))):
             return False
         if len({len(one) for one in lists} - {1}) > 1:  # a task has one number of classes
             return False

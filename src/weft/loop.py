@@ -90,8 +90,9 @@ class Federation:
         schedule, progress = self.schedule, self.progress
         for round_index in range(progress.round, schedule.rounds):  # lines 2 and 4; line 3 is the method's, at `first`
             asked = self.expected(schedule.visits(round_index, progress.begun, progress.met))  # line 5
+            asked = self.reachable(asked)
             self.make_up(asked)
-            replies = self.exchange(self.reachable(asked), self.plan.quorum)  # lines 6 to 8, and 11
+            replies = self.exchange(asked, self.plan.quorum)  # lines 6 to 8, and 11
             replies = robust(replies, self.inspector.merged, self.plan.aggregation)
             self.method.aggregate(self.server, replies)  # line 9
             self.close_tasks(schedule.ending(round_index))
@@ -159,25 +160,39 @@ class Federation:
                 del self.progress.out[request_id]
 
     def make_up(self, asked: list[Visit]) -> None:
-        """Tests after tasks that were over before a client was first asked: until then it costs nothing."""
+        """What a client owes of tasks that were over while it was away, its A above all, once it is asked again.
+
+        Also tests after tasks that were over before a client was first asked: until then it costs nothing.
+        """
         for step in range(max((visit.step for visit in asked), default=0)):
-            late = [
-                visit.client for visit in asked if self.progress.tested.get(str(visit.client), -1) < step < visit.step
-            ]
-            places = [(client, Place(step, 0, self.schedule.lengths[client][step])) for client in late]
-            visits = [self.closing(client, place, CLOSING_ATTEMPTS) for client, place in places]
-            if visits:
-                self.exchange([visit for visit in visits if visit is not None])
+            for attempt in (0, CLOSING_ATTEMPTS):
+                late = [
+                    (visit.client, Place(step, 0, self.schedule.lengths[visit.client][step]))
+                    for visit in asked
+                    if self.progress.tested.get(str(visit.client), -1) < step < visit.step
+                ]
+                self._close(late, attempt)
 
     def close_tasks(self, ending: list[tuple[int, Place]]) -> None:
-        """The rest of line 11 and tests, for those whose task is over and who have been asked for anything yet."""
-        ending = [(client, place) for client, place in ending if str(client) in self.progress.begun]
+        """The rest of line 11 and tests, for those whose task is over and who have been asked for anything yet.
+
+        Who is away and has more tasks to learn is asked for it when it is back (`make_up`), or its answer still comes.
+        """
+        there, lengths = set(self.engine.clients()), self.schedule.lengths
+        ending = [
+            (client, place)
+            for client, place in ending
+            if str(client) in self.progress.begun and (client in there or place.step == len(lengths[client]) - 1)
+        ]
         for attempt in range(CLOSING_ATTEMPTS + 1):
-            visits = [self.closing(client, place, attempt) for client, place in ending]
-            if asked := self.expected([visit for visit in visits if visit is not None]):
-                self.exchange(asked)
+            self._close(ending, attempt)
         for client, place in ending:
             self.forget(client, place.step)
+
+    def _close(self, ending: list[tuple[int, Place]], attempt: int) -> None:
+        visits = [self.closing(client, place, attempt) for client, place in ending]
+        if asked := self.expected([visit for visit in visits if visit is not None]):
+            self.exchange(asked)
 
     # ---- as answers arrive -------------------------------------------------------------------------------------------
 
@@ -273,7 +288,7 @@ class Federation:
             visit = planned._replace(at=at, sent=self.engine.now())
             client, step, round_index, ops, exchanges, first, *_ = visit
             tensors, numbers = self.method.brief(self.server, client, step, first, self.plan) if exchanges else ({}, {})
-            request_id = visit.request_id
+            visit, request_id = visit._replace(told=numbers), visit.request_id
             request = Message("server", f"client-{client}", request_id, ops, step, round_index, tensors, numbers)
             wire = encode(request, self.plan.wire)
             self.server.archive.spill(SERVER_MEMORY)

@@ -88,8 +88,9 @@ Line = TypeVar("Line", bound=Measure)
 
 def at_the_end(lines: Iterable[Line]) -> list[Line]:
     """Of each client what was measured after its last task."""
-    every = list(lines)
-    last = {line.client: max(other.after_task for other in every if other.client == line.client) for line in every}
+    every, last = list(lines), dict[int, int]()
+    for line in every:
+        last[line.client] = max(line.after_task, last.get(line.client, 0))
     return [line for line in every if line.after_task == last[line.client]]
 
 

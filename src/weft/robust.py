@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -34,7 +34,15 @@ def robust(replies: list[Message], names: Collection[str] | None, rule: Aggregat
         parts = [replies[place].tensors[name] for place in senders]
         for place, part in zip(senders, median(parts) if rule == "median" else clip(parts), strict=True):
             changed[place][name] = part
-    return [dataclasses.replace(reply, tensors=tensors) for reply, tensors in zip(replies, changed, strict=True)]
+    return [
+        dataclasses.replace(reply, tensors=tensors, numbers=_of_equal_weight(reply.numbers))
+        for reply, tensors in zip(replies, changed, strict=True)
+    ]
+
+
+def _of_equal_weight(numbers: dict[str, Any]) -> dict[str, Any]:
+    """How many examples it learned from is a client's own word, and would make its vote as heavy as it likes."""
+    return numbers | {"examples": 1} if "examples" in numbers else numbers
 
 
 def median(parts: list[Payload]) -> list[Payload]:

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.methods.base import Method
 from weft.plan import Plan
@@ -32,6 +32,7 @@ class Visit(NamedTuple):
     sure: bool = False  # a measurement, which faults on purpose leave alone
     at: int = 0  # the run's round, or how many answers had been merged, when it was asked
     sent: float = 0.0  # on the engine's clock
+    told: Mapping[str, Any] = {}  # the numbers that came with the request
 
     @property
     def request_id(self) -> str:

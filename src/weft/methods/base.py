@@ -159,6 +159,10 @@ class Method:
         """The tensors that an answer may have, which is checked before it is used; None: any that fit the network."""
         return None
 
+    def fault(self, sent: Mapping[str, Payload], told: Mapping[str, Any], layout: Layout) -> str:
+        """What else is wrong with tensors of the expected forms, given what `brief` told; nothing if nothing is."""
+        return ""
+
     def confirm(self, server: State, client: int) -> None:
         """A client has answered: what `brief` said when it met the task has arrived."""
 

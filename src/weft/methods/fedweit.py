@@ -29,6 +29,8 @@ from weft.methods.sharing import shared_adaptive
 from weft.randomness import generator
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from weft import tensors
@@ -249,6 +251,21 @@ class FedWeIT(APD):
         if found and self.options.biases == "shared":
             found["biases"] = Form("dense", layout.body - layout.weights)
         return found | ({"adaptive": Form("sparse", layout.weights, once=True)} if self._shares_adaptive else {})
+
+    def fault(self, sent: Mapping[str, Payload], told: Mapping[str, Any], layout: Layout) -> str:
+        """A row that only one client sends is that client's alone: nobody may bring rows that were not asked for."""
+        part = sent.get("base")
+        if not isinstance(part, tensors.Rows):
+            return ""
+        if "m" in self.options.without:
+            return "" if part.kept.all() else "has not all rows (method.without=m)"
+        wanted = rows_in_turn(layout, told.get("turn", 0), self.options.keep)
+        if self.options.rows == "turns":
+            return "" if torch.equal(part.kept, wanted) else "has other rows than those that are in turn"
+        for layer in layout.layers:  # which ones is the client's choice, how many is not
+            if part.kept[layer.row_span].sum() > wanted[layer.row_span].sum():
+                return f"has more rows of {layer.name} than the share of {self.options.keep:g} (method.keep)"
+        return ""
 
     def wants_gift(self, chosen_last: bool) -> bool:
         return self._shares_adaptive and (chosen_last or self.options.kb_givers == "all")

@@ -27,6 +27,7 @@ POLL = 0.25  # seconds between two looks for replies
 ASK_AGAIN = 3.0  # seconds until a site is asked again after a failure, or after it had no task yet
 LOOK = 1.0  # seconds for which the list of who is there is good
 LIFETIME = 86_400.0  # seconds that Flower keeps a message
+RETURN = 120.0  # seconds after which a site that was killed can be back: Flower keeps it out for up to 60
 FAILURES = 3  # so often a request may fail at a site before that is its answer
 AWAY = 5  # Flower's code for a site that is not there: patience or the deadline bounds that. All others are failures
 SHOWN = 300  # letters of a reason
@@ -99,8 +100,10 @@ class Far:
         return [client for client in range(len(self._sites)) if client not in self._left and not self._lost(client)]
 
     def gone(self) -> set[int]:
-        """Who has left, and who has been away for longer than there is patience."""
-        return set(range(len(self._sites))) - set(self.clients())
+        """Who has left, and who has been away for longer than there is patience, or than Flower keeps a site out."""
+        self._look()
+        patience = max(self._patience, RETURN)
+        return {client for client in range(len(self._sites)) if client in self._left or self._lost(client, patience)}
 
     def now(self) -> float:
         return time.monotonic() - self._began
@@ -114,7 +117,7 @@ class Far:
             self._flights.append(Flight(request.client, request.request_id, request.wire))
             asked.add(request.request_id)
             self._send()
-        self._look()
+        there = set(self.clients())
         idle = not self._awaited(asked, deadline)
         while self.now() <= end:
             self._look()
@@ -125,7 +128,7 @@ class Far:
                 assert flight.answered is not None
                 self._flights.remove(flight)
                 yield Reply(flight.client, flight.answered.wire, flight.answered.seconds)
-            if not self._awaited(asked, deadline) and not (idle and not self.clients()):
+            if not self._awaited(asked, deadline) and not (idle and self._may_come(there)):
                 return
             time.sleep(POLL)
 
@@ -162,8 +165,15 @@ class Far:
                 self._away.add(client)
                 self._say("away", client)
 
-    def _lost(self, client: int) -> bool:
-        return client not in self._nodes and self.now() - self._seen[client] >= self._patience
+    def _lost(self, client: int, patience: float | None = None) -> bool:
+        """Has it been away for so long, or else for longer than a round waits for a site?"""
+        patience = self._patience if patience is None else patience
+        return client not in self._nodes and self.now() - self._seen[client] >= patience
+
+    def _may_come(self, there: set[int]) -> bool:
+        """Where nothing is under way: is somebody missing whom to wait for, who has not come back since?"""
+        now = set(self.clients())
+        return not now or (now <= there and len(self.gone() | now) < len(self._sites))
 
     def _awaited(self, asked: set[str], deadline: float | None) -> list[Flight]:
         """What an exchange lasts for: all that was asked in it, and earlier requests to sites that are at work on them.
