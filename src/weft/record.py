@@ -126,6 +126,8 @@ class Record:
 
     def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
         """From now on the run goes on from here; files that no checkpoint names any more are removed."""
+        for table in self.tables:  # how long they are stands in the manifest
+            to_disk(self.folder / table)
         write_manifest(self.checkpoints, manifest)
         for path in self.checkpoints.iterdir():
             if path.name not in files and path.name != "manifest.json":
@@ -218,9 +220,20 @@ def read_manifest(checkpoints: Path) -> dict[str, Any] | None:
 
 
 def write_manifest(checkpoints: Path, manifest: dict[str, Any]) -> None:
-    """In one step, with a checksum of its own."""
+    """In one step, with a checksum of its own, and after all that it names: also a loss of power leaves one whole.
+
+    What was written before the last manifest is on disk already, and states that come and go between two need never be.
+    """
+    path = checkpoints / "manifest.json"
+    last = path.stat().st_mtime_ns if path.exists() else 0
+    for written in [file for file in checkpoints.glob("*.safetensors") if file.stat().st_mtime_ns >= last]:
+        to_disk(written)
+    to_disk(checkpoints)
     checksum = zlib.crc32(json.dumps(manifest).encode())
-    write_text(checkpoints / "manifest.json", json.dumps({**manifest, "checksum": checksum}))
+    with whole_file(path) as partial:
+        partial.write_text(json.dumps({**manifest, "checksum": checksum}), encoding="utf-8")
+        to_disk(partial)
+    to_disk(checkpoints)
 
 
 def read_images(folder: Path) -> dict[str, str]:
@@ -338,6 +351,17 @@ def whole_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise cannot_write(path, error) from None
+
+
+def to_disk(path: Path) -> None:
+    """Of a file its bytes, of a folder its names: no longer in the memory of the system alone."""
+    if os.name == "nt":  # where folders cannot be opened, and files only to be written
+        return
+    place = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(place)
+    finally:
+        os.close(place)
 
 
 def checksum_of(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> int:

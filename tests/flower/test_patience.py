@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 from federation import events, outcome
-from flwr.app import Error, Message
+from flwr.app import Error, Message, RecordDict
 from loop_grid import LONG, SHORT, Loop, ask, far, run
 
 import weft
 from weft.engines import Request
-from weft.engines.flower import engine
+from weft.engines.flower import engine, leaving
 from weft.engines.flower.engine import Far
 from weft.engines.flower.envelope import Answered, reply, unpack
 from weft.message import decode
@@ -64,7 +64,7 @@ class Returning(Fading):
         self.answer_comes = answer_comes
 
     def push_messages(self, messages: list[Message]) -> list[str]:
-        if self.held and decode(unpack(messages[0]).wire).step == 1:
+        if self.held and (wire := unpack(messages[0]).wire) and decode(wire).step == 1:
             if not self.answer_comes:
                 self.held.clear()
             self.silent_from = 99
@@ -155,6 +155,32 @@ def test_a_site_that_left_is_asked_no_more(tmp_path):
     assert found.clients() == [0]
     assert [event for event, _ in found.told] == ["left", "removed"]
     assert far(grid, tmp_path, found.save()).clients() == [0]
+
+
+def test_a_site_that_is_asked_for_nothing_is_heard_when_it_leaves(tmp_path, still):
+    """The second is at work for long; meanwhile the first, which has learned all its tasks, leaves."""
+    grid = Fading(tmp_path, silent_from=1, stays=True)
+    found = far(grid, tmp_path, deadline=10 * engine.KNOCK)
+    assert len(answers(found, [ask(0), ask(1)], SHORT)) == 2
+    asked = grid.asked
+    assert answers(found, [ask(1, 1)], 2.5 * engine.KNOCK) == []
+    assert grid.asked - asked == 1 + 2  # the request, and two knocks at the first
+    assert found.clients() == [0, 1]
+    leaving.leave(tmp_path / "a")
+    assert answers(found, [], 1.5 * engine.KNOCK) == []
+    assert [event for event, facts in found.told if facts["client"] == 0] == ["left", "removed"]
+    assert found.clients() == [1]
+    assert [told.run for told in leaving.told(tmp_path / "a")] == ["run"]
+
+
+def test_a_site_that_answers_a_knock_with_nonsense_is_no_matter(tmp_path, still):
+    grid = Fading(tmp_path, silent_from=1, stays=True)
+    found = far(grid, tmp_path, deadline=10 * engine.KNOCK)
+    assert len(answers(found, [ask(0), ask(1)], SHORT)) == 2
+    nonsense = [Error(2, "it broke"), RecordDict({})]
+    grid.spoil = lambda place, message: Message(nonsense[place % 2], reply_to=message)
+    assert answers(found, [ask(1, 1)], 3.5 * engine.KNOCK) == []
+    assert found.clients() == [0, 1]
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 6, 7, 8])

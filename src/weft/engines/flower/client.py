@@ -41,6 +41,8 @@ def on_message(message: Message, context: Context) -> Message:
         raise Problem(f"a message of the hub was refused: {bad}") from None
     if not RUN_NAME.fullmatch(asked.run):
         raise Problem("the run has a name that is no name for a folder")
+    if not asked.wire:  # only whether the site is still a member
+        return reply(Answered(), message)
     plan = read_plan(asked.plan)
     if not 0 <= asked.client < plan.clients:
         raise Problem(f"there is no client {asked.client} in a plan of {plan.clients}")

@@ -26,6 +26,7 @@ from weft.state import State
 POLL = 0.25  # seconds between two looks for replies
 ASK_AGAIN = 3.0  # seconds until a site is asked again after a failure, or after it had no task yet
 LOOK = 1.0  # seconds for which the list of who is there is good
+KNOCK = 30.0  # seconds after which a site that is asked for nothing is asked whether it is still a member
 LIFETIME = 86_400.0  # seconds that Flower keeps a message
 RETURN = 120.0  # seconds after which a site that was killed can be back: Flower keeps it out for up to 60
 FAILURES = 3  # so often a request may fail at a site before that is its answer
@@ -93,6 +94,7 @@ class Far:
         self._nodes: dict[int, int] = {}
         self._looked = -math.inf
         self._flights = [_load(folder, described) for described in saved.clock.get("flights", [])]
+        self._knocks: dict[int, Flight] = {}
 
     def clients(self) -> list[int]:
         """Who is there, and who was there a short while ago and will presumably be back."""
@@ -122,6 +124,7 @@ class Far:
         while self.now() <= end:
             self._look()
             self._give_up()
+            self._knock()
             self._send()
             self._pull()
             for flight in [flight for flight in self._flights if flight.answered is not None]:
@@ -209,8 +212,38 @@ class Far:
 
     # ---- to and fro --------------------------------------------------------------------------------------------------
 
+    def _knock(self) -> None:
+        """Ask for nothing whoever is asked for nothing else, a site that has learned all its tasks above all.
+
+        It would not be heard when it leaves, and its A's would be given on.
+        """
+        busy = {flight.client for flight in self._flights}
+        idle = self._nodes.keys() - busy - self._left
+        self._knocks = {client: knock for client, knock in self._knocks.items() if client in idle}
+        for client in idle:
+            knock = self._knocks.get(client)
+            if knock is None or (knock.message_id and self._is_heard(knock)):
+                self._knocks[client] = Flight(client, "", b"", due=self.now() + KNOCK)
+
+    def _is_heard(self, knock: Flight) -> bool:
+        """Whatever it says, unless it has left: what it does wrong will show when it is asked for something."""
+        try:
+            pulled = list(self._grid.pull_messages([knock.message_id]))
+            if pulled and not pulled[0].has_error() and unpack_reply(pulled[0]).left:
+                self._depart(knock.client)
+        except httpx.HTTPError:  # the way to the hub's own SuperLink, no site's fault
+            raise
+        except Exception:
+            return True
+        return bool(pulled)
+
+    def _depart(self, client: int) -> None:
+        self._left.add(client)
+        self._say("left", client)
+        self._on_leave(client)
+
     def _send(self) -> None:
-        for flight in self._flights:
+        for flight in [*self._flights, *self._knocks.values()]:
             node = self._nodes.get(flight.client)
             if flight.message_id or node is None or self.now() < flight.due:
                 continue
@@ -249,9 +282,7 @@ class Far:
         except BadEnvelope as fault:
             return self._failed(flight, f"its answer is none: {fault}")
         if answered.left:
-            self._left.add(flight.client)
-            self._say("left", flight.client)
-            self._on_leave(flight.client)
+            self._depart(flight.client)
             return None
         if answered.waiting:
             if self._waiting.get(flight.client) != answered.waiting:
