@@ -243,15 +243,54 @@ def test_who_has_left_or_sent_nothing_is_told_again():
     server = State()
     method.open_server(server, torch.zeros(4), layout, plan)
     for turn in range(2):
-        for client in (0, 1):
-            method.brief(server, client, 0, False, plan)
+        told = [method.brief(server, client, 0, False, plan)[1] for client in (0, 1)]
         rows = Rows.of(torch.full((4,), 1.0 + turn), layout.segments, rows_in_turn(layout, turn, 0.5))
-        method.aggregate(server, replies_of({"base": rows}, {}))
+        replies = replies_of({"base": rows}, {})
+        for client in (0, 1):
+            method.confirm(server, client, replies[client], told[client])
+        method.aggregate(server, replies)
     news = [method.brief(server, client, 0, False, plan)[0]["global"].kept.tolist() for client in (0, 1)]
     assert news == [[False, False, True, True], [True] * 4]
     assert method.brief(server, 0, 0, False, plan)[1] == {"turn": 2}
     method.part(server, 0)
     assert method.brief(server, 0, 0, False, plan)[0]["global"].kept.all()
+
+
+def test_a_late_answer_confirms_what_came_with_its_own_request():
+    """The first request's answer comes after the second was sent, and the second never arrives: it is told again."""
+    method = methods.load("fedweit", {"keep": 0.5})
+    layout, plan = layout_of((4, 1)), tiny(method="fedweit", method__keep=0.5)
+    server = State()
+    method.open_server(server, torch.zeros(4), layout, plan)
+
+    def merge(turn):
+        rows = Rows.of(torch.full((4,), 1.0 + turn), layout.segments, rows_in_turn(layout, turn, 0.5))
+        replies = replies_of({"base": rows})
+        method.aggregate(server, replies)
+        return replies[0]
+
+    _, first = method.brief(server, 1, 0, False, plan)
+    late = merge(0)
+    sent, second = method.brief(server, 1, 0, False, plan)
+    assert sent["global"].kept.tolist() == [True, True, False, False]
+    method.confirm(server, 1, late, first)
+    merge(1)
+    assert method.brief(server, 1, 0, False, plan)[0]["global"].kept.all()
+    method.confirm(server, 1, late, second)
+    method.confirm(server, 1, late, first)  # in the wrong order: what has arrived has arrived
+    assert method.brief(server, 1, 0, False, plan)[0]["global"].kept.tolist() == [False, False, True, True]
+
+
+def test_rows_that_only_a_late_answer_brings_are_not_its_alone():
+    method = methods.load("fedweit", {"keep": 0.5})
+    layout, plan = layout_of((4, 1)), tiny(method="fedweit", method__keep=0.5)
+    server = State()
+    method.open_server(server, torch.zeros(4), layout, plan)
+    in_turn = [Rows.of(torch.full((4,), 1.0), layout.segments, rows_in_turn(layout, 1, 0.5)) for _ in range(3)]
+    late = Rows.of(torch.full((4,), 100.0), layout.segments, rows_in_turn(layout, 0, 0.5))
+    method.aggregate(server, replies_of(*({"base": rows} for rows in [*in_turn, late]), examples=[1] * 4))
+    assert server.tensor("anchor").tolist() == [25, 25, 1, 1]  # a quarter of the way; and the mean of those in turn
+    assert server.tensors["global"].dense().tolist() == [25, 25, 1, 1]
 
 
 def test_theta_is_eq_1():

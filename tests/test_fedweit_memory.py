@@ -69,8 +69,9 @@ def test_what_is_offered_stays_until_somebody_has_answered():
         server.archive[more] = Sparse.of(vector(0, 1))
         server.numbers = json.loads(json.dumps(server.numbers))  # as a checkpoint gives it back
     assert offers == [["1.0"]] * 5
-    method.confirm(server, 0)
-    method.confirm(server, 0)  # the second of two late answers says nothing new
+    answer = Message("client-0", "server", "", (), 1, 0)
+    for _ in range(2):  # the second of two late answers says nothing new
+        method.confirm(server, 0, answer, numbers)
     assert server.numbers["held"] == {"0": ["1.0"]}
     assert len(kb := method.brief(server, 0, 2, True, plan)[1]["foreign"]) == 1
     assert method.brief(server, 0, 3, True, plan)[1]["foreign"] == method._sample(

@@ -203,10 +203,13 @@ def test_what_is_sealed_again_without_a_change_passes(targets):
 
 
 def test_an_error_reply_brings_nothing_in(targets):
-    """Whoever says that it failed may say anything else beside it: it is not used."""
+    """Whoever says that it failed can say nothing else: it would be weighed, part by part, and kept."""
     target = targets[0]
     words = ("client-0", "server", target.visit.request_id, (), 0, 0)
-    reply, _ = target.inspector.open(
-        encode(Message(*words, error="disk full")), target.visit.client, {target.visit.request_id: target.visit}
-    )
+    out = {target.visit.request_id: target.visit}
+    reply, _ = target.inspector.open(encode(Message(*words, error="disk full")), target.visit.client, out)
     assert reply.error == "disk full"
+    many = {f"=x{number}": torch.ones(1) for number in range(100)}
+    for more in ({"tensors": many}, {"numbers": {"images": 3}}):
+        with pytest.raises(Refused, match="says that it failed"):
+            target.inspector.open(encode(Message(*words, error="disk full", **more)), target.visit.client, out)

@@ -71,7 +71,9 @@ class Inspector:
         if visit is None or visit.client != client:
             words = f"it answers {show(reply.request_id)}, which was not asked or is answered already"
             raise Refused(words, foreign=True)
-        if (fault := self.fault(reply, visit)) and not reply.error:
+        if reply.error and (reply.tensors or reply.numbers):
+            raise Refused("it says that it failed, and brings tensors or numbers all the same", visit)
+        if not reply.error and (fault := self.fault(reply, visit)):
             raise Refused(fault, visit)
         return reply, visit
 

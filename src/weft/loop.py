@@ -30,6 +30,8 @@ SERVER_MEMORY = 64 << 20  # bytes of knowledge base that stay in memory; the res
 TICK = 1e-6  # seconds; less is rounding
 CLOSING_ATTEMPTS = 3  # so often a client is asked for what it gives at a task's end, before the run goes on without it
 
+Answer = tuple[Message, Visit]  # what a client said, and what it was asked
+
 
 @dataclass
 class Progress:
@@ -52,6 +54,7 @@ class Progress:
     merges: int = 0  # async=arrival: answers that theta_G is made of
     incidents: dict[str, int] = field(default_factory=dict)  # by client, how often something went wrong
     dismissed: list[int] = field(default_factory=list)  # clients that have left in good order
+    given: dict[str, list[int]] = field(default_factory=dict)  # by client, the tasks of which it has given its A
 
     def __post_init__(self) -> None:
         """JSON, from which a progress comes back, knows no tuples."""
@@ -89,15 +92,17 @@ class Federation:
             return
         schedule, progress = self.schedule, self.progress
         for round_index in range(progress.round, schedule.rounds):  # lines 2 and 4; line 3 is the method's, at `first`
-            asked = self.expected(schedule.visits(round_index, progress.begun, progress.met))  # line 5
-            asked = self.reachable(asked)
+            planned = schedule.visits(round_index, progress.begun, progress.met)  # line 5
+            answers = self.until_somebody_is_there(planned)
+            asked = self.expected(planned)
             self.make_up(asked)
-            replies = self.exchange(asked, self.plan.quorum)  # lines 6 to 8, and 11
-            replies = robust(replies, self.inspector.merged, self.plan.aggregation)
+            answers += self.exchange(self.reachable(asked), self.plan.quorum)  # lines 6 to 8, and 11
+            replies = robust(self.one_of_each(answers), self.inspector.merged, self.plan.aggregation)
             self.method.aggregate(self.server, replies)  # line 9
             self.close_tasks(schedule.ending(round_index))
             progress.step, progress.round = schedule.lowest_step(round_index + 1), round_index + 1
             self.listener.round_done(progress)
+        self.settle()
 
     def run_as_answers_arrive(self) -> None:
         """Algorithm 1 without rounds: an answer is merged when it comes, and its client is asked again at once."""
@@ -118,11 +123,20 @@ class Federation:
                 self.take(reply, visit)
             progress.step, progress.round = min(step for step, _ in progress.places.values()), progress.round + 1
             self.listener.round_done(progress)
+        self.settle()
 
     # ---- in rounds ---------------------------------------------------------------------------------------------------
 
+    def until_somebody_is_there(self, planned: list[Visit]) -> list[Answer]:
+        """A round in which nobody could be asked would be lost: it begins when somebody is there."""
+        answers: list[Answer] = []
+        if any(visit.exchanges for visit in planned):
+            while not self.engine.clients() and len(self.progress.dismissed) < self.plan.clients:
+                answers += self.exchange([])
+        return answers
+
     def expected(self, asked: list[Visit]) -> list[Visit]:
-        """Without those that are not expected back: each question to them would wait out a deadline."""
+        """Without those that are not expected back soon: each question to them would wait out a deadline."""
         gone = self.engine.gone()
         return [visit for visit in asked if visit.client not in gone]
 
@@ -132,14 +146,24 @@ class Federation:
         there -= {visit.client for visit in self.progress.out.values() if visit.at == self.progress.round - 1}
         return [visit for visit in asked if visit.client in there or not visit.exchanges]
 
-    def exchange(self, asked: list[Visit], quorum: int | Literal["all"] = "all") -> list[Message]:
-        """Ask, and wait for all, for a quorum or until the deadline; the replies of those that exchanged, sorted."""
-        taken: list[tuple[Message, Visit]] = []
+    def exchange(
+        self,
+        asked: list[Visit],
+        quorum: int | Literal["all"] = "all",
+        only: bool = False,
+        deadline: float | None = None,
+    ) -> list[Answer]:
+        """Ask, and wait for all, for a quorum or until the deadline; what those sent that exchanged, sorted.
+
+        `only`: what else is on its way comes out of a later exchange; `deadline`: another one than the plan's.
+        """
+        taken: list[Answer] = []
         missing = {visit.request_id for visit in asked}
         enough = len(asked) if quorum == "all" else min(quorum, len(asked))
-        deadline = None if self.plan.deadline == "none" else self.plan.deadline
-        for reply, visit in self.replies(asked, deadline):
-            if visit.at < self.progress.round and self.plan.late == "drop":
+        if deadline is None and self.plan.deadline != "none":
+            deadline = self.plan.deadline
+        for reply, visit in self.replies(asked, deadline, only):
+            if visit.at < self.progress.round and self.plan.late == "drop" and "send" in visit.ops:
                 self.incident(visit, "its answer came too late and was dropped")
                 continue
             taken.append((reply, visit))
@@ -147,59 +171,107 @@ class Federation:
             if quorum != "all" and len(asked) - len(missing) >= enough:
                 break
         self._note_missing(missing, quorum == "all" and deadline is None)
-        taken.sort(key=lambda pair: pair[1][:3])  # in an order that does not depend on who was fastest
+        taken.sort(key=lambda answer: answer[1][:3])  # in an order that does not depend on who was fastest
         for reply, visit in taken:
             self.take(reply, visit)
-        return [reply for reply, visit in taken if visit.exchanges]
+        return [(reply, visit) for reply, visit in taken if "send" in visit.ops]
+
+    def one_of_each(self, answers: list[Answer]) -> list[Message]:
+        """What is merged: of each client the newest answer. Several that come late would be as many votes.
+
+        Where the votes of others are to bear out each answer, one that is late counts for nothing: it may be of other
+        rows than theirs.
+        """
+        if self.plan.aggregation != "mean":
+            answers = [(reply, visit) for reply, visit in answers if visit.at == self.progress.round]
+        newest = {visit.client: reply for reply, visit in sorted(answers, key=lambda answer: answer[1][:3])}
+        return list(newest.values())
 
     def _note_missing(self, missing: set[str], for_good: bool) -> None:
         """Who has not answered; `for_good`: everybody was waited for, so it never will."""
         for request_id in sorted(missing & self.progress.out.keys()):
-            self.incident(self.progress.out[request_id], "no answer" if for_good else "no answer in time")
+            visit = self.progress.out[request_id]
+            about = " about the end of its task" if self._closes(visit) else ""
+            self.incident(visit, f"no answer{about}" if for_good else f"no answer{about} in time")
             if for_good:
                 del self.progress.out[request_id]
 
-    def make_up(self, asked: list[Visit]) -> None:
-        """What a client owes of tasks that were over while it was away, its A above all, once it is asked again.
+    def _closes(self, visit: Visit) -> bool:
+        """Is it about a task whose rounds are over?"""
+        return visit.round >= self.schedule.lengths[visit.client][visit.step]
 
-        Also tests after tasks that were over before a client was first asked: until then it costs nothing.
+    def make_up(self, asked: list[Visit]) -> None:
+        """What clients owe of earlier tasks than those of these visits.
+
+        Of tasks that were over while a client was away: its A, and tests. Of those that were over before it was first
+        asked, tests alone: until then it costs nothing.
         """
         for step in range(max((visit.step for visit in asked), default=0)):
-            for attempt in (0, CLOSING_ATTEMPTS):
-                late = [
-                    (visit.client, Place(step, 0, self.schedule.lengths[visit.client][step]))
-                    for visit in asked
-                    if self.progress.tested.get(str(visit.client), -1) < step < visit.step
-                ]
-                self._close(late, attempt)
+            self._collect_debts([visit.client for visit in asked if step < visit.step], step)
+
+    def settle(self) -> None:
+        """All rounds are over: what is still owed by clients elsewhere, who are waited for as long as a restart takes.
+
+        What clients of this machine owe has been made up for, wire or no wire.
+        """
+        end = self.engine.now() + self.engine.patience
+        for step in range(max(map(len, self.schedule.lengths)) if self.engine.apart else 0):
+            lost, lengths = self.engine.lost(), self.schedule.lengths
+            asked_before = sorted(map(int, self.progress.begun))  # who never was costs nothing
+            owing = [client for client in asked_before if client not in lost and step < len(lengths[client])]
+            if self._collect_debts(owing, step, end):
+                self.listener.round_done(self.progress)
+        self.progress.out.clear()
+
+    def _collect_debts(self, clients: list[int], step: int, end: float | None = None) -> bool:
+        """Ask for what these clients owe of a task; `end`: until then, whatever the deadline. Was anybody asked?"""
+        places = [(client, Place(step, 0, self.schedule.lengths[client][step])) for client in clients]
+        gifts = [self.schedule.gift(client, place) for client, place in places if self._owes_gift(client, step)]
+        asked = self._ask_once_more(gifts, end)
+        closings = [self.closing(client, place, CLOSING_ATTEMPTS) for client, place in places]
+        return self._ask_once_more([visit for visit in closings if visit is not None], end) or asked
+
+    def _owes_gift(self, client: int, step: int) -> bool:
+        """Only who is elsewhere can owe one: on one machine answers are lost for good, on purpose."""
+        name, gives = str(client), self.engine.apart and self.method.wants_gift(chosen_last=False)
+        return gives and self.progress.met.get(name, -1) >= step and step not in self.progress.given.get(name, [])
+
+    def _ask_once_more(self, debts: list[Visit], end: float | None) -> bool:
+        if end is None:
+            debts = self._not_asked_yet(debts)
+        if debts:
+            left = None if end is None or self.plan.deadline == "none" else max(0.0, end - self.engine.now())
+            self.exchange(debts, only=True, deadline=left)
+        return bool(debts)
+
+    def _not_asked_yet(self, closings: list[Visit]) -> list[Visit]:
+        """Without those who have not answered such a question about this task: each costs a deadline.
+
+        A client elsewhere may still answer it. On one machine answers are lost for good, on purpose.
+        """
+        silent = {(visit.client, visit.step) for visit in self.progress.out.values() if self._closes(visit)}
+        return [visit for visit in closings if not self.engine.apart or (visit.client, visit.step) not in silent]
 
     def close_tasks(self, ending: list[tuple[int, Place]]) -> None:
-        """The rest of line 11 and tests, for those whose task is over and who have been asked for anything yet.
-
-        Who is away and has more tasks to learn is asked for it when it is back (`make_up`), or its answer still comes.
-        """
-        there, lengths = set(self.engine.clients()), self.schedule.lengths
-        ending = [
-            (client, place)
-            for client, place in ending
-            if str(client) in self.progress.begun and (client in there or place.step == len(lengths[client]) - 1)
-        ]
+        """The rest of line 11 and tests, for those whose task is over and who have been asked for anything yet."""
+        ending = [(client, place) for client, place in ending if str(client) in self.progress.begun]
         for attempt in range(CLOSING_ATTEMPTS + 1):
-            self._close(ending, attempt)
+            visits = [self.closing(client, place, attempt) for client, place in ending]
+            asked = self._not_asked_yet(self.expected([visit for visit in visits if visit is not None]))
+            if asked:  # the last ones of the run take in all that is left
+                self.exchange(asked, only=self.progress.round + 1 < self.schedule.rounds)
+        out = self.progress.out
         for client, place in ending:
-            self.forget(client, place.step)
-
-    def _close(self, ending: list[tuple[int, Place]], attempt: int) -> None:
-        visits = [self.closing(client, place, attempt) for client, place in ending]
-        if asked := self.expected([visit for visit in visits if visit is not None]):
-            self.exchange(asked)
+            self.forget(client, place.step - 1)
+            for key in [key for key, visit in out.items() if visit.client == client]:
+                out[key] = out[key]._replace(at=-1)  # it may still come, and nobody leaves its client alone for it
 
     # ---- as answers arrive -------------------------------------------------------------------------------------------
 
     def all_is_learned(self) -> bool:
-        places, gone = self.progress.places, self.engine.gone()
+        places, lost = self.progress.places, self.engine.lost()
         ends = ((client, len(tasks)) for client, tasks in enumerate(self.schedule.lengths))
-        return all(places[str(client)][0] == end or client in gone for client, end in ends)
+        return all(places[str(client)][0] == end or client in lost for client, end in ends)
 
     def idle(self) -> list[int]:
         """Who is there and waits for nothing; what is overdue is given up."""
@@ -247,7 +319,7 @@ class Federation:
         return self.schedule.closing(client, place, progress.begun, progress.finished, progress.tested, by_itself)
 
     def forget(self, client: int, step: int) -> None:
-        """A task is over: an answer about it that still comes is of no use."""
+        """A task is long over: an answer about it that still comes is of no use."""
         out = self.progress.out
         for request_id in [key for key, visit in out.items() if visit.client == client and visit.step <= step]:
             del out[request_id]
@@ -258,10 +330,10 @@ class Federation:
         self.progress.dismissed.append(client)
         self.method.part(self.server, client)
 
-    def replies(self, asked: list[Visit], deadline: float | None) -> Iterator[tuple[Message, Visit]]:
-        """Ask; every answer that is what it should be, as it comes, also one to an earlier request."""
+    def replies(self, asked: list[Visit], deadline: float | None, only: bool = False) -> Iterator[Answer]:
+        """Ask; every answer that is what it should be, as it comes, also (if not `only`) one to an earlier request."""
         out = self.progress.out
-        for client, wire, seconds in self.engine.exchange(self._requests(asked), deadline):
+        for client, wire, seconds in self.engine.exchange(self._requests(asked), deadline, only):
             try:
                 reply, visit = self.inspector.open(wire, client, out)
             except Refused as refused:
@@ -310,8 +382,10 @@ class Federation:
         here = visit.client not in progress.dismissed  # an answer may be taken after its client has said that it leaves
         if visit.first:
             progress.met[name] = max(progress.met.get(name, -1), step)
-        if visit.first and here:
-            self.method.confirm(self.server, visit.client)
+        if visit.exchanges and here:
+            self.method.confirm(self.server, visit.client, reply, visit.told)
+        if "give" in visit.ops:
+            progress.given[name] = sorted({*progress.given.get(name, []), step})
         if "give" in visit.ops and here:
             self.method.collect(self.server, visit.client, step, reply)
             self.server.archive.spill(SERVER_MEMORY)

@@ -17,6 +17,7 @@ from weft.plan import Plan
 from weft.randomness import generator
 from weft.scenarios import Scenario
 
+LATEST = 99  # in place of a round: that of what is asked for after everything else about a task
 Standing = Mapping[str, int]  # by client: the last task of which the server knows that it has got so far
 
 
@@ -146,3 +147,7 @@ class Schedule:
             ops += ["finish", "give"] if gives else ["finish"]
         brings = self.method.talks and self.plan.measured_model == "global"  # theta_G, to be tried on
         return Visit(client, step, place.round, (*ops, "test"), exchanges=gives or brings, sure=not gives)
+
+    def gift(self, client: int, place: Place) -> Visit:
+        """What is given once a task, asked for by itself, after all that closes it."""
+        return Visit(client, place.step, place.rounds + LATEST, ("finish", "give"), exchanges=True)

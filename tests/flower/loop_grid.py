@@ -15,7 +15,7 @@ from weft.engines.flower import client
 from weft.engines.flower.engine import Far
 from weft.hub.server import connect
 from weft.message import Message as Words
-from weft.message import encode
+from weft.message import decode, encode
 from weft.record import Record
 from weft.running import resume
 
@@ -91,3 +91,30 @@ def ask(client_index: int, round_index: int = 0) -> Request:
 
 
 SHORT, LONG = 1.0, 50.0  # seconds of a clock that moves while the engine sleeps, and else stands still
+
+
+class Fading(Loop):
+    """The second site takes its messages from some moment on and says nothing; then it is not there either."""
+
+    def __init__(self, folder: Path, silent_from: int, stays: bool):
+        super().__init__(folder, ["a", "b"])
+        self.silent_from, self.stays, self.to_second = silent_from, stays, 0
+        self.held: dict[str, Message] = {}
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        names = super().push_messages(messages)
+        if messages[0].metadata.dst_node_id == 2:
+            self.to_second += 1
+            if self.to_second > self.silent_from:
+                self.held[names[0]] = self.replies.pop(names[0])[0]
+                self.names = ["a", "b"] if self.stays else ["a"]
+        return names
+
+    def let_go(self) -> None:
+        self.names = ["a", "b"]
+        for name in list(self.held):
+            self.replies[name] = [self.held.pop(name)]
+
+
+def answers(found: Far, requests: list[Request], deadline: float) -> list[str]:
+    return [decode(reply.wire).request_id for reply in found.exchange(requests, deadline)]

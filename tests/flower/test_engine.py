@@ -142,6 +142,9 @@ def test_a_deadline_ends_it(tmp_path):
         'metrics = "balanced,os:system"',
         'scenario = "os:system"',
         'scenario = "folders"\n"scenario.path" = "/etc"',
+        "clients = 500000000",
+        '"network.hidden" = 65536',
+        "tasks = 1000000000",
     ],
 )
 def test_a_plan_that_names_code_is_refused_before_it_is_loaded(line):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -324,3 +326,33 @@ def test_a_site_finds_the_programs_of_the_environment_that_starts_it(hub, tmp_pa
     assert link.readlink() == Path(programs.program("flower-superexec"))
     assert link.exists()
     assert (site.folder / "bin" / "flwr-clientapp").stat().st_mode & 0o777 == 0o700
+
+
+def test_invitations_at_the_same_time_are_all_kept(hub, tmp_path):
+    names = [f"site-{number}" for number in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(lambda name: hub.invite(name, tmp_path / f"{name}.json"), names))
+    assert set(names) <= set(hub.sites())
+
+
+def test_a_hub_whose_port_is_taken_says_so(hub):
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        hub.port = other.getsockname()[1]
+        with pytest.raises(
+            Problem, match=rf"port {hub.port} of this machine is taken by another program; end that one"
+        ):
+            hub.start(print)
+
+
+@pytest.mark.parametrize(
+    "change", [{"name": "../../evil"}, {"name": "a\x1b[31m"}, {"hub": "nowhere"}, {"hub": "a b:1"}]
+)
+def test_an_invitation_with_names_that_are_none(hub, tmp_path, change):
+    hub.invite("eva", tmp_path / "eva.json")
+    words = json.loads((tmp_path / "eva.json").read_text())
+    (tmp_path / "eva.json").write_text(json.dumps(words | change))
+    with pytest.raises(Problem, match="is not an invitation"):
+        Site.join(tmp_path / "eva.json", tmp_path / "eva")
+    assert not (tmp_path / "eva").exists()

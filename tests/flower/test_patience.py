@@ -2,95 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from federation import events, outcome
 from flwr.app import Error, Message, RecordDict
-from loop_grid import LONG, SHORT, Loop, ask, far, run
+from loop_grid import LONG, SHORT, Fading, Loop, answers, ask, far
 
-import weft
-from weft.engines import Request
 from weft.engines.flower import engine, leaving
-from weft.engines.flower.engine import Far
 from weft.engines.flower.envelope import Answered, reply, unpack
 from weft.message import decode
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-class Fading(Loop):
-    """The second site takes its messages from some moment on and says nothing; then it is not there either."""
-
-    def __init__(self, folder: Path, silent_from: int, stays: bool):
-        super().__init__(folder, ["a", "b"])
-        self.silent_from, self.stays, self.to_second = silent_from, stays, 0
-        self.held: dict[str, Message] = {}
-
-    def push_messages(self, messages: list[Message]) -> list[str]:
-        names = super().push_messages(messages)
-        if messages[0].metadata.dst_node_id == 2:
-            self.to_second += 1
-            if self.to_second > self.silent_from:
-                self.held[names[0]] = self.replies.pop(names[0])[0]
-                self.names = ["a", "b"] if self.stays else ["a"]
-        return names
-
-    def let_go(self) -> None:
-        self.names = ["a", "b"]
-        for name in list(self.held):
-            self.replies[name] = [self.held.pop(name)]
-
-
-def answers(found: Far, requests: list[Request], deadline: float) -> list[str]:
-    return [decode(reply.wire).request_id for reply in found.exchange(requests, deadline)]
-
-
-def test_a_dead_site_costs_one_deadline_and_in_the_end_the_time_it_may_need_to_be_back(tmp_path, still):
-    grid = Fading(tmp_path, silent_from=1, stays=False)
-    folder = run(tmp_path / "run", grid, deadline=LONG, rounds_per_task=4)
-    assert len([event for event in events(folder) if event["event"] == "answer" and event["client"] == 0]) == 2 * 4
-    incidents = [(event["step"], event["round"]) for event in events(folder) if event["event"] == "incident"]
-    assert incidents[0] == (0, 1)
-    assert {step for step, _ in incidents[1:]} == {1}  # it is asked for its last A, for which there is no later moment
-    assert engine.RETURN <= still.moment < LONG + engine.RETURN + SHORT
-
-
-class Returning(Fading):
-    """It is away when a task ends, and back when the other site has begun the next one."""
-
-    def __init__(self, folder: Path, answer_comes: bool):
-        super().__init__(folder, silent_from=1, stays=False)
-        self.answer_comes = answer_comes
-
-    def push_messages(self, messages: list[Message]) -> list[str]:
-        if self.held and (wire := unpack(messages[0]).wire) and decode(wire).step == 1:
-            if not self.answer_comes:
-                self.held.clear()
-            self.silent_from = 99
-            self.let_go()
-        return super().push_messages(messages)
-
-
-@pytest.mark.parametrize("answer_comes", [True, False])
-def test_a_site_that_was_away_at_the_end_of_a_task_gives_its_a_once_it_is_back(tmp_path, still, answer_comes):
-    folder = run(tmp_path / "run", Returning(tmp_path, answer_comes), deadline=LONG, rounds_per_task=2)
-    assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
-    assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
-
-
-def test_where_nothing_is_under_way_a_site_that_may_be_back_is_waited_for(tmp_path, still):
-    """Else a loop would go round and round while the last site, whose tasks are all that is left, is started again."""
-    grid = Loop(tmp_path, ["a"])
-    found = far(grid, tmp_path, deadline=LONG)
-    assert answers(found, [], SHORT) == []
-    assert SHORT <= still.moment < 2 * SHORT
-    assert found.gone() == set()
-    still.moment += engine.RETURN
-    assert found.gone() == {1}
-    moment = still.moment
-    assert answers(found, [], LONG) == []
-    assert still.moment < moment + SHORT
 
 
 def test_a_lost_site_that_is_back_in_time_still_answers(tmp_path, still):
@@ -98,7 +18,7 @@ def test_a_lost_site_that_is_back_in_time_still_answers(tmp_path, still):
     grid = Fading(tmp_path, silent_from=0, stays=False)
     found = far(grid, tmp_path, deadline=LONG)
     assert answers(found, [ask(0), ask(1)], SHORT) == ["0.0.0"]
-    assert found.clients() == [0]
+    assert found.gone() == {1}
     assert answers(found, [ask(0, 1)], LONG) == ["0.1.0"]
     grid.let_go()
     assert sorted(answers(found, [ask(0, 2)], LONG)) == ["0.0.1", "0.2.0"]

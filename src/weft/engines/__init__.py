@@ -44,23 +44,32 @@ class Carrier(Protocol):
 class Engine(Protocol):
     """What the loop works with."""
 
+    apart: bool  # are clients elsewhere, so that whatever they are asked has to reach them?
+    patience: float  # seconds within which who was killed is presumably back
+
     def clients(self) -> list[int]:
         """Who is there now."""
         ...
 
     def gone(self) -> set[int]:
-        """Who is away and not expected back: nobody waits for them."""
+        """Who is away and not expected back soon: no round waits for them."""
+        ...
+
+    def lost(self) -> set[int]:
+        """Who is not expected back at all."""
         ...
 
     def now(self) -> float:
         """Seconds since the beginning, virtual or real."""
         ...
 
-    def exchange(self, requests: Iterable[Request], deadline: float | None = None) -> Iterator[Reply]:
+    def exchange(
+        self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
+    ) -> Iterator[Reply]:
         """Hand over the requests; give replies as they come, also to earlier requests, for `deadline` seconds at most.
 
         Without a deadline it ends when no reply is on its way any more. Whoever has enough may stop listening; what is
-        on its way then comes out of the next exchange.
+        on its way then comes out of the next exchange. `only`: so do replies to earlier requests.
         """
         ...
 

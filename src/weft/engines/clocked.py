@@ -37,6 +37,8 @@ class Flight:
 
 
 class Clocked:
+    apart, patience = False, 0.0
+
     def __init__(self, plan: Plan, carrier: Carrier, folder: Path | None = None, saved: Saved | None = None):
         """`folder` is where replies that are on their way are saved."""
         self._plan, self._carrier, self._folder = plan, carrier, folder
@@ -55,19 +57,26 @@ class Clocked:
     def gone(self) -> set[int]:
         return set()  # whoever is away comes back
 
+    def lost(self) -> set[int]:
+        return set()
+
     def now(self) -> float:
         return self._now
 
-    def exchange(self, requests: Iterable[Request], deadline: float | None = None) -> Iterator[Reply]:
+    def exchange(
+        self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
+    ) -> Iterator[Reply]:
         if not self._ordered:
             yield from self._stream(requests)
             return
         end = math.inf if deadline is None else self._now + deadline
+        asked: set[str] = set()
         for request in requests:
             self._flights.append(self._depart(request))
+            asked.add(request.request_id)
         silent, quiet = False, True  # was an answer lost? did none come?
-        while self._flights:
-            first = min(self._flights, key=lambda flight: flight.arrives)  # the earliest asked, if several are due
+        while coming := [flight for flight in self._flights if not only or flight.request_id in asked]:
+            first = min(coming, key=lambda flight: flight.arrives)  # the earliest asked, if several are due
             if first.arrives > end:
                 self._now = end
                 return

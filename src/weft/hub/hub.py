@@ -10,7 +10,6 @@ flower/     Flower's home and database; app/ what is submitted as a run; logs/
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import socket
 import time
@@ -21,6 +20,7 @@ import filelock
 
 from weft.errors import Problem, nearest
 from weft.hub import supervision
+from weft.hub.names import HUB_ADDRESS, SITE_NAME
 from weft.hub.programs import NAME, UP, ask, check_flower, program, surroundings
 from weft.lazy import lazy
 from weft.record import write_text
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 else:
     keys = lazy("weft.hub.keys")  # to look at a hub needs no cryptography
 
-SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 APP = """[project]
 name = "weft-run"
 version = "1.0.0"
@@ -98,7 +97,7 @@ class Hub:
         """`address` is where sites reach nginx; without it they are on this machine and reach the SuperLink itself."""
         check_flower()
         host, _, public = (address or f"127.0.0.1:{port}").rpartition(":")
-        if not host or not public.isdigit():
+        if not HUB_ADDRESS.fullmatch(f"{host}:{public}"):
             raise Problem(f"the address is {address!r}; it should be HOST:PORT, such as hub.example.org:9443")
         if folder.exists() and any(folder.iterdir()):
             raise Problem(f"{folder} is not empty; choose another --folder")
@@ -133,33 +132,39 @@ class Hub:
         """Write what a site needs to join, with its private key: the hub keeps the public half alone."""
         if not SITE_NAME.fullmatch(name):
             raise Problem(f"a site's name is small letters, digits and dashes, not {name!r}")
-        if name in (names := self.sites()):
-            raise Problem(f"{name} is invited already; choose another name, or weft hub remove {name} first")
-        private, public = keys.make_site_key()
-        authority = (self.folder / "ca.crt").read_text(encoding="utf-8")
-        words = {"weft": 1, "name": name, "hub": self.address, "authority": authority, "key": private}
-        # first: whoever cannot be given it is not invited
-        keys.write_secret(path, (json.dumps(words, indent=2) + "\n").encode())
-        write_text(self._public_key(name), public)
-        write_text(self.folder / "sites.json", json.dumps([*names, name]) + "\n")
+        with self._alone():
+            if name in (names := self.sites()):
+                raise Problem(f"{name} is invited already; choose another name, or weft hub remove {name} first")
+            private, public = keys.make_site_key()
+            authority = (self.folder / "ca.crt").read_text(encoding="utf-8")
+            words = {"weft": 1, "name": name, "hub": self.address, "authority": authority, "key": private}
+            # first: whoever cannot be given it is not invited
+            keys.write_secret(path, (json.dumps(words, indent=2) + "\n").encode())
+            write_text(self._public_key(name), public)
+            write_text(self.folder / "sites.json", json.dumps([*names, name]) + "\n")
 
     def remove(self, name: str) -> None:
         """A site is no member any more: its key opens nothing, and no later run counts on it."""
-        if name not in (names := self.sites()):
-            raise Problem(f"there is no site {name}; {nearest(name, names)}")
-        if (number := self._numbers().get(name)) is not None and self.is_up():
-            ask(["supernode", "unregister", number, NAME], self.home)
-        elif number is not None:
-            raise Problem("the hub is not up, and Flower has to be told; weft hub start starts it")
-        others = {site: node for site, node in self._numbers().items() if site != name}
-        write_text(self.folder / "nodes.json", json.dumps(others) + "\n")
-        write_text(self.folder / "sites.json", json.dumps([each for each in names if each != name]) + "\n")
-        self._public_key(name).unlink(missing_ok=True)
+        with self._alone():
+            if name not in (names := self.sites()):
+                raise Problem(f"there is no site {name}; {nearest(name, names)}")
+            if (number := self._numbers().get(name)) is not None and self.is_up():
+                ask(["supernode", "unregister", number, NAME], self.home)
+            elif number is not None:
+                raise Problem("the hub is not up, and Flower has to be told; weft hub start starts it")
+            others = {site: node for site, node in self._numbers().items() if site != name}
+            write_text(self.folder / "nodes.json", json.dumps(others) + "\n")
+            write_text(self.folder / "sites.json", json.dumps([each for each in names if each != name]) + "\n")
+            self._public_key(name).unlink(missing_ok=True)
+
+    def _alone(self) -> filelock.BaseFileLock:
+        """For whoever changes the lists of sites and runs: of two at once, one would undo what the other wrote."""
+        return filelock.FileLock(self.folder / ".changing")
 
     def register(self) -> None:
         """Tell Flower of every site that it does not know: a new one, or all of them if its database was lost."""
         wait_for_port(self.port)
-        with filelock.FileLock(self.folder / ".registering"):
+        with self._alone():
             known = self._nodes()
             for name in self.sites():
                 if self._numbers().get(name) not in known:
@@ -195,7 +200,8 @@ class Hub:
         return folders
 
     def note(self, run: Path) -> None:
-        write_text(self.folder / "runs.json", json.dumps([*self.begun(), str(run)]) + "\n")
+        with self._alone():
+            write_text(self.folder / "runs.json", json.dumps([*self.begun(), str(run)]) + "\n")
 
     def is_up(self) -> bool:
         return supervision.running(self.folder) is not None
@@ -217,6 +223,11 @@ class Hub:
         check_flower()
         for name in ("ca.key", "server.key", "exec.secret"):
             keys.check_secret(self.folder / name)
+        if not self.is_up() and not supervision.left_behind(self.folder) and _is_port_taken(self.port):
+            raise Problem(
+                f"port {self.port} of this machine is taken by another program; end that one, "
+                "or make a hub with another: weft hub init --port"
+            )
         commands = {"superlink": self.superlink, "superexec": self.superexec}
 
         def ready() -> None:
@@ -234,6 +245,16 @@ def _listen(host: str, public: str, port: int) -> str:
     if host in ("127.0.0.1", "localhost"):
         return f"127.0.0.1:{public if int(public) != port else port + 1}"
     return public
+
+
+def _is_port_taken(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperLink does
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return True
+        return False
 
 
 def wait_for_port(port: int, patience: float = 60.0) -> None:

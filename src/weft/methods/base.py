@@ -163,8 +163,8 @@ class Method:
         """What else is wrong with tensors of the expected forms, given what `brief` told; nothing if nothing is."""
         return ""
 
-    def confirm(self, server: State, client: int) -> None:
-        """A client has answered: what `brief` said when it met the task has arrived."""
+    def confirm(self, server: State, client: int, reply: Message, told: Mapping[str, Any]) -> None:
+        """A client has answered a request: what `brief` sent with these numbers has arrived."""
 
     def wants_gift(self, chosen_last: bool) -> bool:
         """Is a client asked to give something at the end of a task? `chosen_last`: it takes part in the last round."""

@@ -138,7 +138,7 @@ class FedWeIT(APD):
             server.tensors["anchor"] = initial[: layout.weights].clone()  # theta_G whole; changed rows are sent
         if self.options.rows == "turns":
             server.tensors["changed"] = torch.zeros(layout.rows)  # for each row, how many merges there were by then
-            server.numbers |= {"merges": 0, "telling": {}, "told": {}}  # which of them a client is being sent, and has
+            server.numbers |= {"merges": 0, "told": {}}  # and by client, of how many it has been told
         if self.options.biases == "shared":
             server.tensors["biases"] = initial[layout.weights :].clone()
         server.numbers["held"] = {}  # which foreign A's a client has been sent: none is sent twice
@@ -151,8 +151,11 @@ class FedWeIT(APD):
             sent = {name: server.tensors[name] for name in ("global", "biases") if name in server.tensors}
             if self.options.rows == "turns":
                 sent["global"] = self._news(server, client)
-                merged_together = plan.clients if plan.asynchronous == "arrival" else 1  # or about: there are no rounds
-                numbers["turn"] = server.numbers["merges"] // merged_together
+                numbers["turn"] = merges = server.numbers["merges"]
+                if (
+                    plan.asynchronous == "arrival"
+                ):  # as many as there are clients make a turn, since there are no rounds
+                    numbers |= {"turn": merges // plan.clients, "merges": merges}
         if first:
             chosen = self._offer(server, client, step, plan) if self._shares_adaptive else []
             held = set(server.numbers["held"].get(str(client), []))
@@ -161,11 +164,10 @@ class FedWeIT(APD):
         return sent, numbers
 
     def _news(self, server: State, client: int) -> tensors.Rows:
-        """The rows of theta_G that have changed since this client last sent what it made of them."""
+        """The rows of theta_G that have changed since those that this client is known to have got."""
         if "merges" not in server.numbers:
             raise Problem("this run was begun by a weft that sent other rows (method.rows); begin it anew")
         merges, since = server.numbers["merges"], server.numbers["told"].get(str(client), 0)
-        server.numbers["telling"][str(client)] = merges
         latest = server.tensors["global"]
         assert isinstance(latest, tensors.Rows)
         if 0 < merges == since + 1:
@@ -184,10 +186,14 @@ class FedWeIT(APD):
             offered[str(client)] = {"step": step, "keys": keys}
         return list(offered[str(client)]["keys"])
 
-    def confirm(self, server: State, client: int) -> None:
-        arrived = server.numbers.get("offered", {}).pop(str(client), {"keys": []})
-        held = {*server.numbers["held"].get(str(client), []), *arrived["keys"]}
-        server.numbers["held"][str(client)] = sorted(held)
+    def confirm(self, server: State, client: int, reply: Message, told: Mapping[str, Any]) -> None:
+        name = str(client)
+        if "foreign" in told:
+            arrived = server.numbers.get("offered", {}).pop(name, {"keys": []})
+            server.numbers["held"][name] = sorted({*server.numbers["held"].get(name, []), *arrived["keys"]})
+        if "turn" in told and "base" in reply.tensors:  # who has stopped at the floor takes nothing, and sends nothing
+            merges = told.get("merges", told["turn"])
+            server.numbers["told"][name] = max(merges, server.numbers["told"].get(name, 0))  # it may be a late answer
 
     def _sample(self, stored: list[str], client: int, step: int, seed: int, in_step: bool = True) -> list[str]:
         """Alg. 1 line 3: kb^(t) ~ kb, the receiver's own A excluded; `in_step`: of the tasks before this one."""
@@ -211,12 +217,15 @@ class FedWeIT(APD):
         if not replies:
             return
         weights = reply_weights(replies, self.options.average)
+        parts = sent(replies, "base")
         if self.options.divide == "anchored":
-            mean: Payload = anchored(server.tensor("anchor"), sent(replies, "base"), weights)
+            mean: Payload = anchored(server.tensor("anchor"), parts, weights)
         else:
             divide: Literal["senders", "all"] = "senders" if self.options.divide == "senders" else "all"
-            mean = average(sent(replies, "base"), weights, divide)
-        self._note(server, mean, replies)
+            mean = average(parts, weights, divide)
+            if self.options.rows == "turns":
+                mean = tempered(mean, server.tensor("anchor"), parts)
+        self._note(server, mean)
         if self.options.biases == "shared":
             server.tensors["biases"] = average(sent(replies, "biases"), weights)
 
@@ -226,10 +235,10 @@ class FedWeIT(APD):
             server.tensors["global"] = tensors.Rows.of(server.tensor("anchor"), part.segments, part.kept)
         absorb(server, reply, weight)
         if isinstance(part, tensors.Rows):
-            self._note(server, server.tensors["global"], [reply])
+            self._note(server, server.tensors["global"])
 
-    def _note(self, server: State, merged: Payload, replies: list[Message]) -> None:
-        """Rows of theta_G are new, and those who answered have what they were sent before."""
+    def _note(self, server: State, merged: Payload) -> None:
+        """Rows of theta_G are new."""
         assert isinstance(merged, tensors.Rows)
         server.tensors["global"] = merged
         if self.options.rows == "strongest":
@@ -237,10 +246,6 @@ class FedWeIT(APD):
         server.numbers["merges"] += 1
         merged.over(server.tensor("anchor"))
         server.tensor("changed")[merged.kept] = server.numbers["merges"]
-        for reply in replies:
-            client = reply.sender.removeprefix("client-")
-            if client in server.numbers["telling"]:  # no more, if it has left meanwhile
-                server.numbers["told"][client] = server.numbers["telling"][client]
 
     def why_not_as_it_comes(self) -> str:
         divide = self.options.divide
@@ -279,7 +284,7 @@ class FedWeIT(APD):
         gone = {key for key in server.archive if key.split(".")[0] == str(client)}
         for key in gone:
             del server.archive[key]
-        for table in ("held", "offered", "telling", "told"):
+        for table in ("held", "offered", "told"):
             server.numbers.get(table, {}).pop(str(client), None)
         for offer in server.numbers.get("offered", {}).values():
             offer["keys"] = [key for key in offer["keys"] if key not in gone]
@@ -362,6 +367,20 @@ class FedWeIT(APD):
     @property
     def _shares_adaptive(self) -> bool:
         return not {"a", "a_comm"} & set(self.options.without)
+
+
+def tempered(mean: Payload, anchor: torch.Tensor, parts: list[Payload]) -> Payload:
+    """Where fewer than half of the answers bring a row, theta_G moves towards their mean by their share alone.
+
+    A late answer has rows that were in turn before: theta_G would be what one client has there.
+    """
+    assert isinstance(mean, tensors.Rows)
+    senders = torch.stack([part.kept for part in parts if isinstance(part, tensors.Rows)]).sum(dim=0)  # (rows,)
+    if not (2 * senders[mean.kept] < len(parts)).any():
+        return mean
+    share = torch.stack([tensors.present(part) for part in parts]).float().mean(dim=0)  # (weights,)
+    moved = torch.lerp(anchor, mean.dense(), torch.where(share < 0.5, share, 1.0))
+    return tensors.Rows.of(moved, mean.segments, mean.kept)
 
 
 def anchored(anchor: torch.Tensor, parts: list[Payload], weights: list[float]) -> tensors.Rows:

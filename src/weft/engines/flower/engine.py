@@ -8,8 +8,10 @@ the same request with the same bytes; and tell the journal.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,7 +30,8 @@ ASK_AGAIN = 3.0  # seconds until a site is asked again after a failure, or after
 LOOK = 1.0  # seconds for which the list of who is there is good
 KNOCK = 30.0  # seconds after which a site that is asked for nothing is asked whether it is still a member
 LIFETIME = 86_400.0  # seconds that Flower keeps a message
-RETURN = 120.0  # seconds after which a site that was killed can be back: Flower keeps it out for up to 60
+RETURN = 120.0  # seconds within which a site that was killed is back: Flower keeps it out for up to 60
+OUTAGE = 600.0  # the same where nobody is there: it may be the hub that cannot be reached
 FAILURES = 3  # so often a request may fail at a site before that is its answer
 AWAY = 5  # Flower's code for a site that is not there: patience or the deadline bounds that. All others are failures
 SHOWN = 300  # letters of a reason
@@ -60,9 +63,12 @@ class Flight:
     due: float = 0.0  # not to be sent before
     failures: int = 0
     answered: Answered | None = None  # it is here, and nobody has taken it yet
+    pulling: Future[list[Message]] | None = None  # it is being looked for, and put together if it is there
 
 
 class Far:
+    apart, patience = True, RETURN
+
     def __init__(
         self,
         plan: Plan,
@@ -102,15 +108,21 @@ class Far:
         return [client for client in range(len(self._sites)) if client not in self._left and not self._lost(client)]
 
     def gone(self) -> set[int]:
-        """Who has left, and who has been away for longer than there is patience, or than Flower keeps a site out."""
+        """Who has left, and who has been away for longer than a round waits for a site."""
+        return set(range(len(self._sites))) - set(self.clients())
+
+    def lost(self) -> set[int]:
+        """Who has left, and who has been away for so long that it was not just started again."""
         self._look()
-        patience = max(self._patience, RETURN)
+        patience = max(self._patience, RETURN if self._nodes else OUTAGE)
         return {client for client in range(len(self._sites)) if client in self._left or self._lost(client, patience)}
 
     def now(self) -> float:
         return time.monotonic() - self._began
 
-    def exchange(self, requests: Iterable[Request], deadline: float | None = None) -> Iterator[Reply]:
+    def exchange(
+        self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
+    ) -> Iterator[Reply]:
         """With a deadline it may end sooner: nobody waits for an old answer of a site that is lost or has no task."""
         end = math.inf if deadline is None else self.now() + deadline
         asked: set[str] = set()
@@ -120,18 +132,18 @@ class Far:
             asked.add(request.request_id)
             self._send()
         there = set(self.clients())
-        idle = not self._awaited(asked, deadline)
+        idle = not self._awaited(asked, deadline, only)
         while self.now() <= end:
             self._look()
             self._give_up()
             self._knock()
             self._send()
             self._pull()
-            for flight in [flight for flight in self._flights if flight.answered is not None]:
+            for flight in [each for each in self._flights if each.answered and (not only or each.request_id in asked)]:
                 assert flight.answered is not None
                 self._flights.remove(flight)
                 yield Reply(flight.client, flight.answered.wire, flight.answered.seconds)
-            if not self._awaited(asked, deadline) and not (idle and self._may_come(there)):
+            if not self._awaited(asked, deadline, only) and not (idle and self._may_come(there)):
                 return
             time.sleep(POLL)
 
@@ -176,9 +188,9 @@ class Far:
     def _may_come(self, there: set[int]) -> bool:
         """Where nothing is under way: is somebody missing whom to wait for, who has not come back since?"""
         now = set(self.clients())
-        return not now or (now <= there and len(self.gone() | now) < len(self._sites))
+        return not now or (now <= there and len(self.lost() | now) < len(self._sites))
 
-    def _awaited(self, asked: set[str], deadline: float | None) -> list[Flight]:
+    def _awaited(self, asked: set[str], deadline: float | None, only: bool) -> list[Flight]:
         """What an exchange lasts for: all that was asked in it, and earlier requests to sites that are at work on them.
 
         The flight of a site that is lost stays: it may be back, with an answer that still counts. Where nothing was
@@ -189,6 +201,8 @@ class Far:
             return not self._lost(client) and not (asked and client in self._waiting)
 
         flights = self._flights
+        if only:
+            return [flight for flight in flights if flight.request_id in asked]
         if deadline is None:
             return flights
         return [flight for flight in flights if flight.request_id in asked or is_at_work(flight.client)]
@@ -228,14 +242,14 @@ class Far:
     def _is_heard(self, knock: Flight) -> bool:
         """Whatever it says, unless it has left: what it does wrong will show when it is asked for something."""
         try:
-            pulled = list(self._grid.pull_messages([knock.message_id]))
-            if pulled and not pulled[0].has_error() and unpack_reply(pulled[0]).left:
+            pulled = self._pulled(knock)
+            if pulled is not None and not pulled.has_error() and unpack_reply(pulled).left:
                 self._depart(knock.client)
         except httpx.HTTPError:  # the way to the hub's own SuperLink, no site's fault
             raise
         except Exception:
             return True
-        return bool(pulled)
+        return pulled is not None
 
     def _depart(self, client: int) -> None:
         self._left.add(client)
@@ -254,20 +268,34 @@ class Far:
     def _pull(self) -> None:
         """Flower gives each reply once, and whoever listens may stop after any: so all are kept until taken.
 
-        One by one, since Flower puts a reply together here: what is wrong with one is nothing to the others, and whose
-        it is is what was asked, whatever it says itself.
+        What is wrong with one is nothing to the others, and whose it is is what was asked, whatever it says itself.
         """
         for flight in [flight for flight in self._flights if flight.message_id and not flight.answered]:
             try:
-                pulled = list(self._grid.pull_messages([flight.message_id]))
+                pulled = self._pulled(flight)
             except httpx.HTTPError:  # the way to the hub's own SuperLink, no site's fault
                 raise
             except Exception as fault:
                 why = f"its answer cannot be read: {type(fault).__name__}: {fault}"
                 flight.answered = self._failed(flight, why)
                 continue
-            for message in pulled[:1]:
-                flight.answered = self._open(message, flight)
+            if pulled is not None:
+                flight.answered = self._open(pulled, flight)
+
+    def _pulled(self, flight: Flight) -> Message | None:
+        """What has come, put together by Flower, which waits for parts that are still being sent.
+
+        So in a thread of its own: a site that sends slowly, or died while it did, holds up nobody else.
+        """
+        if flight.pulling is None:
+            flight.pulling = Future()
+            words = (self._grid, flight.message_id, flight.pulling)
+            threading.Thread(target=_pull_into, args=words, daemon=True).start()
+        wait([flight.pulling], timeout=POLL)
+        if not flight.pulling.done():
+            return None
+        pulling, flight.pulling = flight.pulling, None
+        return next(iter(pulling.result()), None)
 
     def _open(self, message: Message, flight: Flight) -> Answered | None:
         """The answer, if it is one; else it is noted why not, and the site is asked again."""
@@ -307,6 +335,13 @@ class Far:
 
     def _say(self, event: str, client: int, **facts: Any) -> None:
         self._tell(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)
+
+
+def _pull_into(grid: Grid, message_id: str, found: Future[list[Message]]) -> None:
+    try:
+        found.set_result(list(grid.pull_messages([message_id])))
+    except BaseException as fault:
+        found.set_exception(fault)
 
 
 def _load(folder: Path, described: dict[str, Any]) -> Flight:

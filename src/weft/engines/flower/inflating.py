@@ -22,6 +22,7 @@ from flwr.superlink.grid import http_grid
 MOST = 1 << 31  # bytes of any message; a site knows nothing of the plan before it has read one
 WORDS = 1 << 18  # bytes of all that is no chunk of an array: names, sizes, the plan
 OBJECTS = 1 << 12  # of one message; Flower cuts an array every 5 MiB
+UPLOAD = 900.0  # seconds for which parts that are still being sent are waited for; by itself Flower waits for two hours
 
 Pull = Callable[..., dict[str, bytes]]
 
@@ -58,7 +59,7 @@ def _guarded(pull: Pull, most: Callable[[], int]) -> Pull:
                 raise TooMuch(f"it is larger than {bound:,} bytes, which is the most that is let in")
             return content
 
-        contents = pull(object_ids, pull_one, **options)
+        contents = pull(object_ids, pull_one, **{"max_time": UPLOAD, **options})
         check(contents, bound)
         return contents
 

@@ -14,7 +14,7 @@ import filelock
 
 from weft.errors import Problem
 from weft.message import decode, weigh
-from weft.record import append
+from weft.record import append, to_disk
 from weft.tensors import Payload, Rows, Sparse, size
 
 COLUMNS = ("when", "to", "run", "request", "tensor", "shape", "bytes")
@@ -36,6 +36,7 @@ def note(site: Path, hub: str, run: str, wire: bytes) -> None:
     rows = [[when, hub, run, request, name, shape, weights[name].bytes] for name, shape in shapes.items()]
     with filelock.FileLock(site / LOCK):
         append(site / FILE, _start(site / FILE) + _as_csv(rows))
+        to_disk(site / FILE)
 
 
 def _start(path: Path) -> str:

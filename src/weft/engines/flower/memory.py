@@ -81,7 +81,7 @@ class Memory:
         manifest = {"states": states, "answers": host.answers, "replies": kept}
         write_manifest(self._folder, manifest)
         named = set().union(*map(files_of, [*states.values(), *kept.values()]))
-        for path in self._folder.glob("*.safetensors"):
+        for path in [*self._folder.glob("*.safetensors"), *self._folder.glob(".*.part")]:  # half, after a kill
             if path.name not in named:
                 path.unlink(missing_ok=True)
 

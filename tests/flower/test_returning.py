@@ -1,0 +1,165 @@
+"""A site that was away when something was asked: what it owes is asked for again, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from federation import events, outcome
+from flwr.app import Error, Message
+from loop_grid import LONG, SHORT, Fading, Loop, answers, ask, far, run
+
+import weft
+from weft.engines.flower import engine
+from weft.engines.flower.envelope import unpack
+from weft.message import decode
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+ALL = ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
+
+
+def given(folder: Path) -> list[str]:
+    return [key for key in outcome(folder) if key.startswith("A ")]
+
+
+def test_a_dead_site_costs_one_deadline_and_in_the_end_the_time_it_may_need_to_be_back(tmp_path, still, monkeypatch):
+    monkeypatch.setattr(engine, "POLL", 0.25)
+    grid = Fading(tmp_path, silent_from=1, stays=False)
+    folder = run(tmp_path / "run", grid, deadline=LONG, rounds_per_task=4)
+    assert len([event for event in events(folder) if event["event"] == "answer" and event["client"] == 0]) == 2 * 4
+    incidents = [(event["step"], event["round"]) for event in events(folder) if event["event"] == "incident"]
+    assert incidents[0] == (0, 1)
+    assert {step for step, _ in incidents} == {0}  # it was asked for nothing of the second task
+    assert engine.RETURN <= still.moment < LONG + engine.RETURN + SHORT
+    assert given(folder) == ["A 0.0", "A 0.1"]
+
+
+class Returning(Fading):
+    """It is away when a task ends, and back when the other site has begun the next one."""
+
+    def __init__(self, folder: Path, answer_comes: bool):
+        super().__init__(folder, silent_from=1, stays=False)
+        self.answer_comes = answer_comes
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        if self.held and (wire := unpack(messages[0]).wire) and decode(wire).step == 1:
+            if not self.answer_comes:
+                self.held.clear()
+            self.silent_from = 99
+            self.let_go()
+        return super().push_messages(messages)
+
+
+@pytest.mark.parametrize("answer_comes", [True, False])
+def test_a_site_that_was_away_at_the_end_of_a_task_gives_its_a_once_it_is_back(tmp_path, still, answer_comes):
+    folder = run(tmp_path / "run", Returning(tmp_path, answer_comes), deadline=LONG, rounds_per_task=2)
+    assert given(folder) == ALL
+    assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
+
+
+class Killed(Loop):
+    """The second site dies over one of its messages. Flower lists it for a while, and then says of all that it was sent
+    that it is away; some time later it is back.
+    """
+
+    def __init__(self, folder: Path, clock, over: int, listed: float, back: float):
+        super().__init__(folder, ["a", "b"])
+        self.clock, self.over, self.listed, self.back = clock, over, listed, back
+        self.to_second, self.died = 0, float("inf")
+        self.sent: dict[str, Message] = {}  # and not answered
+
+    def get_nodes(self):
+        away = self.clock.moment - self.died
+        if away >= self.listed:
+            for name, message in self.sent.items():
+                self.replies[name] = [Message(Error(engine.AWAY, "it is away"), reply_to=message)]
+            self.sent.clear()
+        self.names = ["a"] if self.listed <= away < self.back else ["a", "b"]
+        return super().get_nodes()
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        names = super().push_messages(messages)
+        if messages[0].metadata.dst_node_id == 2:
+            self.to_second += 1
+            if self.to_second == self.over:
+                self.died = self.clock.moment
+            if self.clock.moment - self.died < self.back and self.to_second >= self.over:
+                del self.replies[names[0]]
+                self.sent[names[0]] = messages[0]
+        return names
+
+
+@pytest.mark.parametrize("deadline", [5.0, 10.0, 50.0])
+@pytest.mark.parametrize("back", [30.0, 60.0, 100.0])
+@pytest.mark.parametrize("over", [2, 4], ids=["first task", "last task"])
+def test_a_site_that_is_killed_gives_its_a_however_short_the_deadline(
+    tmp_path, still, monkeypatch, deadline, back, over
+):
+    monkeypatch.setattr(engine, "POLL", 0.25)
+    folder = run(tmp_path / "run", Killed(tmp_path, still, over, 20.0, back), deadline=deadline, rounds_per_task=2)
+    begun = {event["step"] for event in events(folder) if event["event"] == "answer" and event["client"] == 1}
+    assert over // 2 - 1 in begun
+    assert set(given(folder)) >= {"A 0.0", "A 0.1", "A 1.0", f"A 1.{over // 2 - 1}"}
+    assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
+
+
+def test_rounds_are_not_used_up_while_nobody_is_there(tmp_path, still, monkeypatch):
+    """The hub is cut off for five minutes after the first round."""
+    monkeypatch.setattr(engine, "POLL", 0.25)
+
+    class Outage(Loop):
+        def get_nodes(self):
+            self.names = [] if 1 <= still.moment < 300 and self.asked >= 2 else ["a", "b"]
+            return super().get_nodes()
+
+        def push_messages(self, messages):
+            if self.asked == 2:
+                still.moment = max(still.moment, 1.0)
+            return super().push_messages(messages)
+
+    folder = run(tmp_path / "run", Outage(tmp_path, ["a", "b"]), deadline=10.0, rounds_per_task=4)
+    answered = [event for event in events(folder) if event["event"] == "answer"]
+    assert len(answered) >= 2 * 2 * 4
+    assert given(folder) == ALL
+    assert still.moment >= 300
+
+
+def test_where_nothing_is_under_way_a_site_that_may_be_back_is_waited_for(tmp_path, still):
+    """Else a loop would go round and round while the last site, whose tasks are all that is left, is started again."""
+    grid = Loop(tmp_path, ["a"])
+    found = far(grid, tmp_path, deadline=LONG)
+    assert answers(found, [], SHORT) == []
+    assert SHORT <= still.moment < 2 * SHORT
+    assert found.lost() == set()
+    still.moment += engine.RETURN
+    assert found.lost() == {1}
+    moment = still.moment
+    assert answers(found, [], LONG) == []
+    assert still.moment < moment + SHORT
+
+
+def test_where_nobody_is_there_it_may_be_the_hub_that_cannot_be_reached(tmp_path, still):
+    found = far(Loop(tmp_path, []), tmp_path, deadline=LONG)
+    still.moment += engine.RETURN + SHORT
+    assert found.lost() == set()
+    still.moment = engine.OUTAGE + SHORT
+    assert found.lost() == {0, 1}
+
+
+def test_a_site_that_sends_slowly_holds_up_nobody_else(tmp_path, still):
+    """Flower waits for all parts of an answer, and would do so for hours."""
+    sent = threading.Event()
+
+    class Slow(Loop):
+        def pull_messages(self, message_ids):
+            if message_ids == ["message-1"]:
+                assert sent.wait(60)
+            return super().pull_messages(message_ids)
+
+    found = far(Slow(tmp_path, ["a", "b"]), tmp_path, deadline=LONG)
+    assert answers(found, [ask(0), ask(1)], SHORT) == ["0.0.0"]
+    assert still.moment < 2 * SHORT
+    sent.set()
+    assert answers(found, [], LONG) == ["0.0.1"]
