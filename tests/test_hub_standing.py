@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+import filelock
 import pytest
 from cli_helpers import tiny
 
@@ -51,7 +52,7 @@ def shown(command, folder: Path) -> str:
 def test_a_run_that_nothing_stopped_has_no_incident_anywhere(run, command):
     running.resume(run, connect=connect)  # as the hub's server app begins
     assert "incidents" not in shown(command, run)
-    assert standing.in_words(standing.state(run)).startswith("finished, 1 rounds done, no incidents")
+    assert standing.in_words(standing.state(run)).startswith("finished, 1 round done, no incidents")
 
 
 def test_a_server_app_that_died_is_an_incident_to_both(run, command):
@@ -81,6 +82,29 @@ def test_incidents_are_those_that_show_lists_by_the_runs_own_names(run, command)
     incidents, sites = said[said.index("incidents") :].split("what sites did")
     assert ("away" in incidents, "no answer" in incidents, "waiting" in incidents) == (True, True, False)
     assert "it has no task 1 yet" in " ".join(sites.split())
+
+
+def test_what_sites_do_in_good_order_is_no_incident(run, command):
+    orderly = [(event, {"client": 1, "site": "north"}) for event in ("back", "asked-again", "removed")]
+    told(run, AWAY, *orderly)
+    assert standing.state(run)["of"] == {"north": 1}
+    assert standing.in_words(standing.state(run)).endswith("1 incident (north: 1), north was taken out")
+    assert "away client=1 site=north" in shown(command, run)
+
+
+def test_a_run_is_under_way_while_somebody_works_on_it_or_watches_it(run):
+    def words(is_up: bool = True) -> str:
+        return standing.in_words(standing.state(run, is_up)).split(",")[0].split(";")[0]
+
+    told(run, ("waiting", {"client": 0, "site": "ada", "reason": "it has no task 1 yet"}))
+    assert words() == "stopped"
+    assert "waiting" not in standing.in_words(standing.state(run))
+    write_text(run / "flower.txt", "17\n")  # Flower was told to start its server app a moment ago
+    assert words() == "under way"
+    assert "waiting for ada: it has no task 1 yet" in standing.in_words(standing.state(run))
+    assert words(is_up=False) == "stopped"
+    with filelock.FileLock(run / ".watched"):
+        assert words(is_up=False) == "under way"
 
 
 def test_status_names_who_has_left_unless_it_was_invited_again(run, hub, capsys):

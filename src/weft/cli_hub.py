@@ -111,9 +111,13 @@ def invite_command(
 def remove_command(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")], folder: Folder = Path("hub")
 ) -> None:
-    """Take a site out: its key opens nothing any more, and later runs do without it."""
+    """Take a site out: its key opens nothing any more, and runs that go on or come later do without it."""
     hub = open_hub(folder)
+    from weft.hub import runs
+
     hub.remove(name)
+    for run in hub.begun():
+        runs.note_removed(Path(run), name)
     say(f"{name} is no site of {folder} any more")
 
 
@@ -126,7 +130,8 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
     found = supervision.running(hub.folder)
     behind = supervision.left_behind(hub.folder)
     online, why = _online(hub) if found is not None or "superlink" in behind else ([], "")
-    states = [standing.state(Path(path)) for path in hub.begun()]
+    is_up = found is not None or "superexec" in behind  # which starts server apps
+    states = [standing.state(Path(path), is_up) for path in hub.begun()]
     left = standing.left(states, hub.invited())
     sites: list[dict[str, Any]] = [
         {"site": name, "client": place, "there": None if online is None else name in online, "left": name in left}

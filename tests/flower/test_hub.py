@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import filelock
 import pytest
 from federation import free_port
 
@@ -184,6 +185,17 @@ def test_nobody_waits_for_a_site_that_is_no_member_any_more(asked, hub):
     assert not any("waiting" in line or "WARNING" in line for line in said)
 
 
+def test_a_site_that_is_removed_is_out_of_the_runs_that_go_on(asked, hub, run):
+    """Also if one of its name is invited later: that is another one."""
+    runs.note_removed(run, "ben")
+    runs.note_removed(run, "nobody")
+    runs.note_removed(run.parent / "no-run", "ben")
+    assert runs.removed(run) == ["ben"]
+    said, absent = asked("ada", "ben")
+    assert absent == ["ben"]
+    assert not any("waiting" in line or "WARNING" in line for line in said)
+
+
 def test_with_nobody_there_it_does_not_go_on(asked, run):
     checkpoint(run, left=[1])
     said, absent = asked()
@@ -305,11 +317,12 @@ def test_a_sites_words_do_nothing_to_a_terminal(run):
 
 
 def test_status_names_who_is_waited_for(hub, run, capsys):
-    assert "waiting for" not in status(hub, capsys)
-    told(run, ("waiting", WAITS))
-    assert "waiting for ben: it has no task 1 yet" in status(hub, capsys)
-    write_text(run / "summary.json", "{}\n")
-    assert "waiting for" not in status(hub, capsys)
+    with filelock.FileLock(run / runs.WATCHED):
+        assert "waiting for" not in status(hub, capsys)
+        told(run, ("waiting", WAITS))
+        assert "waiting for ben: it has no task 1 yet" in status(hub, capsys)
+        write_text(run / "summary.json", "{}\n")
+        assert "waiting for" not in status(hub, capsys)
 
 
 # ---- a site whose environment was moved ------------------------------------------------------------------------------

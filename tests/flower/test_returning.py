@@ -163,3 +163,20 @@ def test_a_site_that_sends_slowly_holds_up_nobody_else(tmp_path, still):
     assert still.moment < 2 * SHORT
     sent.set()
     assert answers(found, [], LONG) == ["0.0.1"]
+
+
+def test_a_site_that_the_hub_removes_is_not_waited_for(tmp_path, still):
+    """Also without a deadline, where a site that is away has ten minutes."""
+    removed: list[str] = []
+    grid = Fading(tmp_path, silent_from=1, stays=True)
+    found = far(grid, tmp_path, patience=600, removed=lambda: removed)
+    assert len(list(found.exchange([ask(0), ask(1)]))) == 2
+    replies = found.exchange([ask(0, 1), ask(1, 1)])
+    assert decode(next(replies).wire).request_id == "0.1.0"
+    grid.names = ["a"]
+    removed.append("b")
+    assert list(replies) == []
+    assert still.moment < SHORT
+    assert [event for event, _ in found.told] == ["removed", "removed"]  # the journal, and the knowledge base
+    assert found.clients() == [0]
+    assert found.save().clock["left"] == [1]

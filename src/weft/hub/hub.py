@@ -20,7 +20,7 @@ import filelock
 
 from weft.errors import Problem, nearest
 from weft.hub import supervision
-from weft.hub.names import HUB_ADDRESS, SITE_NAME
+from weft.hub.names import SITE_NAME, is_address
 from weft.hub.programs import NAME, UP, ask, check_flower, program, surroundings
 from weft.lazy import lazy
 from weft.record import write_text
@@ -97,7 +97,7 @@ class Hub:
         """`address` is where sites reach nginx; without it they are on this machine and reach the SuperLink itself."""
         check_flower()
         host, _, public = (address or f"127.0.0.1:{port}").rpartition(":")
-        if not HUB_ADDRESS.fullmatch(f"{host}:{public}"):
+        if not is_address(f"{host}:{public}"):
             raise Problem(f"the address is {address!r}; it should be HOST:PORT, such as hub.example.org:9443")
         if folder.exists() and any(folder.iterdir()):
             raise Problem(f"{folder} is not empty; choose another --folder")

@@ -30,6 +30,8 @@ from weft.running import fresh_folder, is_over
 SITES, TROUBLE = "sites.json", "problem.txt"  # in the run folder: who takes part; why it cannot go on
 LOG = "server.log"  # why a server app died
 ABSENT = "absent.json"  # of its sites, those that it begins or goes on without
+REMOVED = "removed.json"  # of its sites, those that the hub has taken out since it began
+WATCHED = ".watched"  # held as a lock by who watches a run and starts its server app again
 WAITS = ".waits"  # held as a lock by who waits for the sites of a run before handing it over
 FLOWER = "flower.txt"  # the number of the last run that Flower made of it
 LOOK = 0.5  # seconds between two looks at the folder
@@ -78,6 +80,14 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
         except filelock.Timeout:
             raise Problem(f"another weft hub run waits for the sites of {folder} already") from None
     say(f"sites know this run as {json.loads((folder / SITES).read_text(encoding='utf-8'))['run']}")
+    with contextlib.ExitStack() as watched:
+        with contextlib.suppress(filelock.Timeout):  # somebody else watches it too
+            watched.enter_context(filelock.FileLock(folder / WATCHED, timeout=0))
+        return _watch_over(hub, folder, say)
+
+
+def _watch_over(hub: Hub, folder: Path, say: Say) -> Result:
+    """Until the run is over: its server app is started, and started again if it dies."""
     waiting = Waiting(folder)
     deaths: Counter[tuple[str, int]] = Counter()
     for _ in range(STARTS):
@@ -171,7 +181,10 @@ def counted_on(hub: Hub, folder: Path) -> list[str]:
     """Those that have not left the run and are still sites of the hub."""
     manifest, now = read_manifest(folder / "checkpoints"), hub.sites()
     left = manifest["clock"].get("left", []) if manifest else []
-    return [name for client, name in enumerate(members(folder)) if client not in left and name in now]
+    out = removed(folder)  # also if it was invited anew
+    return [
+        name for client, name in enumerate(members(folder)) if client not in left and name in now and name not in out
+    ]
 
 
 def begins_with_some(folder: Path) -> bool:
@@ -216,4 +229,17 @@ def note_absent(folder: Path, there: set[str]) -> None:
 
 def absent(folder: Path) -> list[str]:
     names: list[str] = json.loads((folder / ABSENT).read_text(encoding="utf-8")) if (folder / ABSENT).exists() else []
+    return names
+
+
+def note_removed(folder: Path, name: str) -> None:
+    """For the server app, which would wait for a site that cannot come any more; nothing for a run without it."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it is not our business what became of it
+        if name in members(folder) and not is_over(folder):
+            write_text(folder / REMOVED, json.dumps(sorted({*removed(folder), name})) + "\n")
+
+
+def removed(folder: Path) -> list[str]:
+    path = folder / REMOVED
+    names: list[str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return names

@@ -20,7 +20,7 @@ from weft.engines.flower import inflating
 from weft.engines.flower.engine import Far, Grid
 from weft.engines.flower.server import server_app
 from weft.errors import Problem
-from weft.hub.runs import LOG, SITES, TROUBLE, absent
+from weft.hub.runs import LOG, SITES, TROUBLE, absent, removed
 from weft.message import LONGEST_HEADER
 from weft.record import write_text
 from weft.running import resume
@@ -56,7 +56,8 @@ def connect(
     inflating.guard(lambda: largest_answer(session.federation.inspector))
     record = session.record
     lost = {client for client, name in enumerate(sites) if name in absent}
-    return Far(record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove, lost)
+    words = (record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove)
+    return Far(*words, lost=lost, removed=lambda: removed(record.folder))
 
 
 def largest_answer(inspector: Inspector) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from weft.engines.flower.warm import knock
 from weft.errors import Problem, nearest
 from weft.hub import remembered, supervision
-from weft.hub.names import HUB_ADDRESS, SITE_NAME
+from weft.hub.names import SITE_NAME, is_address
 from weft.hub.programs import check_flower, program, surroundings
 from weft.lazy import lazy
 from weft.record import write_text
@@ -125,7 +125,7 @@ def _read_invitation(path: Path) -> dict[str, str]:
         wanted = {key: words[key] for key in ("name", "hub", "authority", "key")}
         if words["weft"] != 1 or not all(isinstance(value, str) for value in wanted.values()):
             raise ValueError
-        if not SITE_NAME.fullmatch(wanted["name"]) or not HUB_ADDRESS.fullmatch(wanted["hub"]):
+        if not SITE_NAME.fullmatch(wanted["name"]) or not is_address(wanted["hub"]):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         raise Problem(f"{path} is not an invitation; the hub makes one with weft hub invite NAME") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import Problem
-from weft.hub.runs import FLOWER, TROUBLE, WAITS
+from weft.hub.runs import FLOWER, TROUBLE, WAITS, WATCHED
 from weft.hub.waiting import Waiting
 from weft.locks import is_taken
 from weft.record import SITES, read_manifest
@@ -21,8 +21,8 @@ HUB = "the hub"  # whose incident it is if it is no site's
 STARTING = 60.0  # seconds in which a server app that Flower was told to start has the run's lock
 
 
-def state(folder: Path) -> State:
-    """Incidents are those that `weft show` lists, each beside the site that it was with."""
+def state(folder: Path, is_up: bool = True) -> State:
+    """Incidents are those that `weft show` lists, each beside the site that it was with; `is_up`: the hub."""
     place = os.path.relpath(folder)
     if not folder.is_dir():
         return {"folder": place, "problem": "its folder is not there any more"}
@@ -35,7 +35,7 @@ def state(folder: Path) -> State:
     of = Counter(_whose(event, names) for event in events if event.is_incident)
     over = (folder / "summary.json").exists()
     begins = not over and is_taken(folder / WAITS)
-    stopped, why = (False, "") if over or begins else _stopped(folder)
+    stopped, why = (False, "") if over or begins else _stopped(folder, is_up)
     return {
         "folder": place,
         "run": run,
@@ -47,7 +47,8 @@ def state(folder: Path) -> State:
         "of": dict(of),
         "over": over,
         "left": {str(event.facts.get("site")): event.at for event in events if event.event == "left"},
-        "waiting for": [] if over else Waiting(folder).now(),
+        "removed": sorted({str(event.facts.get("site")) for event in events if event.event == "removed"}),
+        "waiting for": [] if over or stopped else Waiting(folder).now(),
     }
 
 
@@ -58,24 +59,25 @@ def in_words(state: State) -> str:
     whose = ", ".join(f"{site}: {count}" for site, count in state["of"].items())
     words = [
         _how(state),
-        f"{state['rounds']} rounds done",
+        f"{state['rounds']} round{'' if state['rounds'] == 1 else 's'} done",
         f"{state['incidents']} incident{'' if state['incidents'] == 1 else 's'} ({whose})" if whose else "no incidents",
         *(f"{site} has left" for site in state["left"]),
+        *(f"{site} was taken out" for site in state["removed"]),
         *(f"waiting for {line}" for line in state["waiting for"]),
     ]
     return ", ".join(words)
 
 
-def _stopped(folder: Path) -> tuple[bool, str]:
+def _stopped(folder: Path, is_up: bool) -> tuple[bool, str]:
     """Does no process work on a run that is not over? And the last words of the one that did, if it said why."""
-    if is_taken(folder / ".lock"):
-        return False, ""
+    if is_taken(folder / ".lock") or is_taken(folder / WATCHED):
+        return False, ""  # or who watches it starts one
     try:
         return True, " ".join((folder / TROUBLE).read_text(encoding="utf-8").split())
     except (OSError, ValueError):
         pass
     try:
-        return time.time() - (folder / FLOWER).stat().st_mtime > STARTING, ""
+        return not is_up or time.time() - (folder / FLOWER).stat().st_mtime > STARTING, ""
     except OSError:
         return True, ""  # `weft hub run` was stopped before
 

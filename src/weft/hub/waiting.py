@@ -24,7 +24,7 @@ class Waiting:
         for event in self._new_events():
             if event["event"] == "waiting":
                 self._reasons[event["client"]] = printable(f"{event['site']}: {event['reason']}")
-            elif event["event"] in ("answer", "left"):
+            elif event["event"] in ("answer", "left", "removed"):
                 self._reasons.pop(event["client"], None)
             elif event["event"] == "tested":
                 self._tested.setdefault(event["step"], set()).add(event["client"])

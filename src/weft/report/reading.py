@@ -23,7 +23,8 @@ from weft.record import Measured, accuracy_matrices, check_layout, load_summary,
 from weft.report.states import Attention, Density, Layer, StateReader
 
 USUAL = ("created", "finished")
-ORDERLY = ("waiting", "left")  # what a site may do: it has no task yet, or wants to take part no more
+# what a site may do: it has no task yet, wants to take part no more or is taken out, is back, is asked once more
+ORDERLY = ("waiting", "left", "removed", "back", "asked-again")
 DAILY = ("answer", "tested")  # events of every round or task; all others are told one by one
 TRIES = 3  # a run that goes on may replace its checkpoint while it is being read
 
@@ -63,6 +64,15 @@ class Event(NamedTuple):
     @property
     def is_incident(self) -> bool:
         return self.event not in (*USUAL, *ORDERLY)
+
+    @property
+    def words(self) -> str:
+        facts = (f"{key}={_in_words(value)}" for key, value in self.facts.items())
+        return " ".join([self.event, *facts])
+
+
+def _in_words(value: Any) -> str:
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

@@ -161,8 +161,7 @@ def _incidents(runs: Sequence[Run]) -> list[list[str]]:
     lines = []
     for at, run, event in sorted(told, key=lambda item: item[0]):
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at))
-        facts = " ".join(f"{key}={_value(value)}" for key, value in event.facts.items())
-        lines.append([when, escape(run.folder.name), escape(f"{event.event} {facts}".strip())])
+        lines.append([when, escape(run.folder.name), escape(event.words)])
     return lines + [["-", escape(run.folder.name), escape(note)] for run in runs for note in run.notes]
 
 

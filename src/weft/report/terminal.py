@@ -51,7 +51,19 @@ def more_about(run: Run, console: Console) -> list[RenderableType]:
         found.append(_density(run))
     if run.attention:
         found += _helping(one)
-    return [*found, *_incidents(run)]
+    return [*found, *_unfinished(run), *_incidents(run)]
+
+
+def _unfinished(run: Run) -> list[RenderableType]:
+    """Who was not tested after its last task, as it has left or was away: means count it as it was then."""
+    if run.summary is None:
+        return []
+    tasks = {client: len(run.tasks[client]) if client < len(run.tasks) else 0 for client in run.matrices}
+    early = [(client, len(matrix)) for client, matrix in run.matrices.items() if len(matrix) < tasks[client]]
+    return [
+        Text(f" client {client} was tested after {count} of its {tasks[client]} tasks; means count it as it was then")
+        for client, count in early
+    ]
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
@@ -132,4 +144,4 @@ def _incidents(run: Run) -> list[RenderableType]:
 
 def _line(event: Event) -> Text:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.at))
-    return Text(f" {when} {event.event} {event.facts or ''}".rstrip())
+    return Text(f" {when} {event.words}")

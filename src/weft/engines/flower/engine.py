@@ -81,15 +81,16 @@ class Far:
         patience: float,
         on_leave: Callable[[int], None],
         lost: Collection[int] = (),
+        removed: Callable[[], Collection[str]] = tuple,
     ):
         """`sites` are the names by which the hub registered them, in the order of the plan's clients.
 
         Without a deadline in the plan a site that is away is waited for, for `patience` seconds; those that are `lost`
-        only once they have been there.
+        only once they have been there; and those that the hub has `removed` by now never.
         """
         self._plan, self._grid, self._sites, self._run, self._folder = plan, grid, sites, run, folder
         self._text = plan.toml()
-        self._tell, self._on_leave = tell, on_leave
+        self._tell, self._on_leave, self._removed = tell, on_leave, removed
         self._patience = patience if plan.deadline == "none" else 0.0
         self._began = time.monotonic() - float(saved.clock.get("now", 0.0))
         self._left: set[int] = set(saved.clock.get("left", []))
@@ -170,6 +171,9 @@ class Far:
         there = {node.name: node.node_id for node in self._grid.get_nodes()}
         self._looked = self.now()
         self._nodes = {client: there[name] for client, name in enumerate(self._sites) if name in there}
+        out = self._removed()
+        for client in [client for client, name in enumerate(self._sites) if name in out and client not in self._left]:
+            self._depart(client, "removed")
         for client in range(len(self._sites)):
             if client in self._nodes:
                 self._seen[client] = self._looked
@@ -251,9 +255,9 @@ class Far:
             return True
         return pulled is not None
 
-    def _depart(self, client: int) -> None:
+    def _depart(self, client: int, how: str = "left") -> None:
         self._left.add(client)
-        self._say("left", client)
+        self._say(how, client)
         self._on_leave(client)
 
     def _send(self) -> None:
