@@ -23,12 +23,11 @@ from weft.message import Message, encode
 from weft.methods.base import Method
 from weft.plan import Plan
 from weft.robust import robust
-from weft.schedule import Place, Schedule, Visit
+from weft.schedule import CLOSING_ATTEMPTS, Place, Schedule, Visit
 from weft.state import State
 
 SERVER_MEMORY = 64 << 20  # bytes of knowledge base that stay in memory; the rest is read from disk when it is sent
 TICK = 1e-6  # seconds; less is rounding
-CLOSING_ATTEMPTS = 3  # so often a client is asked for what it gives at a task's end, before the run goes on without it
 
 Answer = tuple[Message, Visit]  # what a client said, and what it was asked
 
@@ -262,7 +261,8 @@ class Federation:
                 self.exchange(asked, only=self.progress.round + 1 < self.schedule.rounds)
         out = self.progress.out
         for client, place in ending:
-            self.forget(client, place.step - 1)
+            if not self.engine.apart:
+                self.forget(client, place.step - 1)
             for key in [key for key, visit in out.items() if visit.client == client]:
                 out[key] = out[key]._replace(at=-1)  # it may still come, and nobody leaves its client alone for it
 
@@ -319,7 +319,7 @@ class Federation:
         return self.schedule.closing(client, place, progress.begun, progress.finished, progress.tested, by_itself)
 
     def forget(self, client: int, step: int) -> None:
-        """A task is long over: an answer about it that still comes is of no use."""
+        """A task is long over: an answer about it will not come, or is of no use."""
         out = self.progress.out
         for request_id in [key for key, visit in out.items() if visit.client == client and visit.step <= step]:
             del out[request_id]

@@ -17,7 +17,7 @@ from weft.plan import Plan
 from weft.randomness import generator
 from weft.scenarios import Scenario
 
-LATEST = 99  # in place of a round: that of what is asked for after everything else about a task
+CLOSING_ATTEMPTS = 3  # so often a client is asked for what it gives at a task's end, before the run goes on without it
 Standing = Mapping[str, int]  # by client: the last task of which the server knows that it has got so far
 
 
@@ -150,4 +150,4 @@ class Schedule:
 
     def gift(self, client: int, place: Place) -> Visit:
         """What is given once a task, asked for by itself, after all that closes it."""
-        return Visit(client, place.step, place.rounds + LATEST, ("finish", "give"), exchanges=True)
+        return Visit(client, place.step, place.rounds + CLOSING_ATTEMPTS + 1, ("finish", "give"), exchanges=True)
