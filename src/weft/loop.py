@@ -1,9 +1,10 @@
 """Algorithm 1 of the paper, for any method: the only loop over tasks and rounds.
 
 `Federation.run` is the algorithm: in rounds, where with async=tasks each client has a task clock of its own, or, with
-async=arrival, with no rounds at all. The loop knows no method and no engine. It decides who is asked for what and when
-replies are merged; every request and reply is encoded to bytes and weighed in the ledger, and every reply is checked
-before it is used: one that is late, missing or wrong is an incident, and the run goes on without it.
+async=arrival, with no rounds at all; endings.py has what is still to do when a task is over. The loop knows no method
+and no engine. It decides who is asked for what and when replies are merged; every request and reply is encoded to bytes
+and weighed in the ledger, and every reply is checked before it is used: one that is late, missing or wrong is an
+incident, and the run goes on without it.
 
 The loop can stop after any round and go on from a checkpoint with the same bits, because nothing is remembered but
 `Progress` and the server's state, and all that is random is drawn anew from the plan's seed.
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from weft import endings
 from weft.checks import Inspector, Refused
 from weft.engines import Engine, Request
 from weft.ledger import Direction, Entry, Ledger
@@ -94,14 +96,14 @@ class Federation:
             planned = schedule.visits(round_index, progress.begun, progress.met)  # line 5
             answers = self.until_somebody_is_there(planned)
             asked = self.expected(planned)
-            self.make_up(asked)
+            endings.make_up(self, asked)
             answers += self.exchange(self.reachable(asked), self.plan.quorum)  # lines 6 to 8, and 11
             replies = robust(self.one_of_each(answers), self.inspector.merged, self.plan.aggregation)
             self.method.aggregate(self.server, replies)  # line 9
-            self.close_tasks(schedule.ending(round_index))
+            endings.close_tasks(self, schedule.ending(round_index))
             progress.step, progress.round = schedule.lowest_step(round_index + 1), round_index + 1
             self.listener.round_done(progress)
-        self.settle()
+        endings.settle(self)
 
     def run_as_answers_arrive(self) -> None:
         """Algorithm 1 without rounds: an answer is merged when it comes, and its client is asked again at once."""
@@ -122,7 +124,7 @@ class Federation:
                 self.take(reply, visit)
             progress.step, progress.round = min(step for step, _ in progress.places.values()), progress.round + 1
             self.listener.round_done(progress)
-        self.settle()
+        endings.settle(self)
 
     # ---- in rounds ---------------------------------------------------------------------------------------------------
 
@@ -190,81 +192,10 @@ class Federation:
         """Who has not answered; `for_good`: everybody was waited for, so it never will."""
         for request_id in sorted(missing & self.progress.out.keys()):
             visit = self.progress.out[request_id]
-            about = " about the end of its task" if self._closes(visit) else ""
+            about = " about the end of its task" if self.schedule.is_over(visit) else ""
             self.incident(visit, f"no answer{about}" if for_good else f"no answer{about} in time")
             if for_good:
                 del self.progress.out[request_id]
-
-    def _closes(self, visit: Visit) -> bool:
-        """Is it about a task whose rounds are over?"""
-        return visit.round >= self.schedule.lengths[visit.client][visit.step]
-
-    def make_up(self, asked: list[Visit]) -> None:
-        """What clients owe of earlier tasks than those of these visits.
-
-        Of tasks that were over while a client was away: its A, and tests. Of those that were over before it was first
-        asked, tests alone: until then it costs nothing.
-        """
-        for step in range(max((visit.step for visit in asked), default=0)):
-            self._collect_debts([visit.client for visit in asked if step < visit.step], step)
-
-    def settle(self) -> None:
-        """All rounds are over: what is still owed by clients elsewhere, who are waited for as long as a restart takes.
-
-        What clients of this machine owe has been made up for, wire or no wire.
-        """
-        end = self.engine.now() + self.engine.patience
-        for step in range(max(map(len, self.schedule.lengths)) if self.engine.apart else 0):
-            lost, lengths = self.engine.lost(), self.schedule.lengths
-            asked_before = sorted(map(int, self.progress.begun))  # who never was costs nothing
-            owing = [client for client in asked_before if client not in lost and step < len(lengths[client])]
-            if self._collect_debts(owing, step, end):
-                self.listener.round_done(self.progress)
-        self.progress.out.clear()
-
-    def _collect_debts(self, clients: list[int], step: int, end: float | None = None) -> bool:
-        """Ask for what these clients owe of a task; `end`: until then, whatever the deadline. Was anybody asked?"""
-        places = [(client, Place(step, 0, self.schedule.lengths[client][step])) for client in clients]
-        gifts = [self.schedule.gift(client, place) for client, place in places if self._owes_gift(client, step)]
-        asked = self._ask_once_more(gifts, end)
-        closings = [self.closing(client, place, CLOSING_ATTEMPTS) for client, place in places]
-        return self._ask_once_more([visit for visit in closings if visit is not None], end) or asked
-
-    def _owes_gift(self, client: int, step: int) -> bool:
-        """Only who is elsewhere can owe one: on one machine answers are lost for good, on purpose."""
-        name, gives = str(client), self.engine.apart and self.method.wants_gift(chosen_last=False)
-        return gives and self.progress.met.get(name, -1) >= step and step not in self.progress.given.get(name, [])
-
-    def _ask_once_more(self, debts: list[Visit], end: float | None) -> bool:
-        if end is None:
-            debts = self._not_asked_yet(debts)
-        if debts:
-            left = None if end is None or self.plan.deadline == "none" else max(0.0, end - self.engine.now())
-            self.exchange(debts, only=True, deadline=left)
-        return bool(debts)
-
-    def _not_asked_yet(self, closings: list[Visit]) -> list[Visit]:
-        """Without those who have not answered such a question about this task: each costs a deadline.
-
-        A client elsewhere may still answer it. On one machine answers are lost for good, on purpose.
-        """
-        silent = {(visit.client, visit.step) for visit in self.progress.out.values() if self._closes(visit)}
-        return [visit for visit in closings if not self.engine.apart or (visit.client, visit.step) not in silent]
-
-    def close_tasks(self, ending: list[tuple[int, Place]]) -> None:
-        """The rest of line 11 and tests, for those whose task is over and who have been asked for anything yet."""
-        ending = [(client, place) for client, place in ending if str(client) in self.progress.begun]
-        for attempt in range(CLOSING_ATTEMPTS + 1):
-            visits = [self.closing(client, place, attempt) for client, place in ending]
-            asked = self._not_asked_yet(self.expected([visit for visit in visits if visit is not None]))
-            if asked:  # the last ones of the run take in all that is left
-                self.exchange(asked, only=self.progress.round + 1 < self.schedule.rounds)
-        out = self.progress.out
-        for client, place in ending:
-            if not self.engine.apart:
-                self.forget(client, place.step - 1)
-            for key in [key for key, visit in out.items() if visit.client == client]:
-                out[key] = out[key]._replace(at=-1)  # it may still come, and nobody leaves its client alone for it
 
     # ---- as answers arrive -------------------------------------------------------------------------------------------
 

@@ -148,6 +148,10 @@ class Schedule:
         brings = self.method.talks and self.plan.measured_model == "global"  # theta_G, to be tried on
         return Visit(client, step, place.round, (*ops, "test"), exchanges=gives or brings, sure=not gives)
 
+    def is_over(self, visit: Visit) -> bool:
+        """Is it about a task whose rounds are over?"""
+        return visit.round >= self.lengths[visit.client][visit.step]
+
     def gift(self, client: int, place: Place) -> Visit:
         """What is given once a task, asked for by itself, after all that closes it."""
         return Visit(client, place.step, place.rounds + CLOSING_ATTEMPTS + 1, ("finish", "give"), exchanges=True)
