@@ -221,6 +221,18 @@ def test_files_that_are_no_images_are_counted_and_named(images, capsys):
     assert json.loads(capsys.readouterr().out)["others"] == ["ill/scan.dcm", "notes.txt"]
 
 
+def test_what_is_empty_leads_nowhere_or_is_too_little_is_told_of(images, capsys):
+    (images / "unsure").mkdir()
+    assert "note: unsure is no class: there is no image in it" in check(images, capsys)
+    (images / "ill" / "10.png").symlink_to("nowhere.png")
+    assert "wrong: " in (said := check(images, capsys, code=2))
+    assert "10.png" in said
+    (images / "ill" / "10.png").unlink()
+    for place in range(2, 10):
+        (images / "well" / f"{place}.png").unlink()
+    assert "note: class well has no image to valid with" in check(images, capsys)
+
+
 @pytest.mark.parametrize("name", ["scan.dcm", "IM000001"])
 def test_a_folder_of_dicom_alone_is_told_to_be_exported(tmp_path, name, capsys):
     for place in range(2):

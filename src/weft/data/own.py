@@ -101,6 +101,18 @@ def find_task(folder: Path) -> list[Row]:
     return rows
 
 
+def empty_classes(folder: Path) -> list[str]:
+    """Folders where a class of a task should be that have no image."""
+    parts = [part for part in _folders(folder) if part.name in PARTS]
+    places = parts if parts and len(parts) == len(_folders(folder)) else [folder]
+    return [
+        str(label.relative_to(folder))
+        for place in places
+        for label in _folders(place)
+        if not any(file.suffix.lower() in SUFFIXES for file in label.rglob("*"))
+    ]
+
+
 def others(folder: Path) -> tuple[list[str], list[str]]:
     """Files below a folder that are no pictures by their names, and those among them that are DICOM."""
     found = [
@@ -144,7 +156,8 @@ def _in_task(client: str, task: Path, wanted: str) -> Iterator[Row]:
 def _in_classes(client: str, task: str, place: Path, part: str, wanted: str) -> Iterator[Row]:
     for label in _folders(place):
         for file in sorted(label.rglob("*")):
-            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and file.is_file():
+            # a link that leads nowhere is one that cannot be read, and is told of
+            if file.suffix.lower() in SUFFIXES and not file.name.startswith(".") and not file.is_dir():
                 within = file.relative_to(label).parts
                 yield Row(file, client, task, label.name, within[0] if len(within) > 1 else "", part)
     if stray := next((file for file in sorted(place.iterdir()) if file.suffix.lower() in SUFFIXES), None):

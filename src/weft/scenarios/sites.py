@@ -80,8 +80,19 @@ def look(folder: Path, bits: int = DEPTH) -> Found:
         task = _as_task(pictures, bits)
     except Problem as problem:
         return Found(None, None, (str(problem),), others=others)
-    notes = (*task.warnings, *folders.depth_notes(pictures, bits, "--bits"))
-    return Found(pictures, task, faults, notes, others)
+    empty = [f"{name} is no class: there is no image in it" for name in own.empty_classes(folder)]
+    notes = (*task.warnings, *folders.depth_notes(pictures, bits, "--bits"), *empty)
+    return Found(pictures, task, faults, (*notes, *_thin(task)), others)
+
+
+def _thin(task: Task) -> list[str]:
+    labels = {part: set(task.load(part).labels.tolist()) for part in PARTS}
+    return [
+        f"class {name} has no image to {part} with; more images, or more groups, would give it some"
+        for place, name in enumerate(task.classes)
+        for part in PARTS
+        if place not in labels[part]
+    ]
 
 
 def counted(found: Found) -> dict[str, dict[Part, int]]:
