@@ -6,10 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from report_helpers import data_of
+
+import weft
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +39,20 @@ def share(traffic: dict[str, int]) -> float:
 def test_the_lead_comes_out_of_the_method(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
     _, found = demo
     assert set(found) == {"fedweit", "fedavg", "stl"}
-    assert found["fedweit"]["accuracy"] >= found["fedavg"]["accuracy"] + 0.10
+    # 13.7 points on one processor, 8.8 on another: at this size the last bits decide; below, over several seeds
+    assert found["fedweit"]["accuracy"] >= found["fedavg"]["accuracy"] + 0.05
     assert found["fedweit"]["forgetting"] <= 0.02
     assert 0.75 <= found["stl"]["accuracy"] <= 0.95  # a task can be learned on this budget, and is not trivial
+
+
+@pytest.mark.long
+def test_over_several_seeds_the_lead_is_ten_points(tmp_path: Path) -> None:
+    def accuracy(method: str, seed: int) -> float:
+        plan = weft.Plan.load("demo", [f"method={method}", f"seed={seed}"])
+        return weft.run(plan, tmp_path / f"{method}-{seed}", workers=2).accuracy
+
+    leads = [accuracy("fedweit", seed) - accuracy("fedavg", seed) for seed in range(4)]
+    assert fmean(leads) >= 0.10
 
 
 @pytest.mark.slow
