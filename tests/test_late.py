@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from helpers import Run, run, tiny
 
+from weft import Problem
 from weft.engines.clocked import Clocked
 from weft.message import Message
 
@@ -122,3 +124,94 @@ def test_in_step_nothing_is_late():
     rounds = [{(reply.step, reply.round) for reply in replies} for replies in finished.merged]
     assert all(len(each) == 1 for each in rounds)
     assert rounds == [{place} for place in itertools.product(range(2), range(finished.plan.rounds_per_task))]
+
+
+# ---- many small plans ------------------------------------------------------------------------------------------------
+
+SMALL = {"network__hidden": 4, "network__features": 4, "scenario__train": 10, "scenario__test": 10}
+SOMETIMES = {
+    "async": ["tasks"],
+    "deadline": [0.5, 1.5, 4.0],
+    "quorum": [1, 2],
+    "clients_per_round": [1, 2],
+    "train_unchosen": [True],
+    "late": ["drop"],
+    "aggregation": ["median", "clip"],
+    "measured_model": ["global"],
+    "clock__spread": [2.0, 10.0],
+    "clock__stay": [3.0],
+    "clock__late": [4.0],
+    "faults__crash": [0.2],
+    "faults__drop": [0.2],
+    "faults__corrupt": [0.2],
+    "faults__delay": [0.2],
+}
+
+
+def some_plan(number: int) -> dict[str, object]:
+    rng = random.Random(number)
+    words = {key: rng.choice(values) for key, values in SOMETIMES.items() if rng.random() < 0.4}
+    method = rng.choice(["fedweit", "fedweit", "fedavg", "scaffold", "fedcurv", "stl", "fedprox+apd"])
+    sizes = {"clients": rng.choice([2, 3, 4]), "tasks": rng.choice([1, 2, 3]), "rounds_per_task": rng.choice([1, 2, 4])}
+    return {"seed": number, "method": method, **sizes, **SMALL, **words}
+
+
+@pytest.mark.slow
+def test_whatever_goes_wrong_who_was_asked_is_tested_after_every_task_and_merged_once_a_round():
+    tried = 0
+    for number in range(150):
+        try:
+            plan = tiny(**some_plan(number))
+        except Problem:
+            continue  # what makes no sense together
+        finished = Watched(plan).go()
+        tried += 1
+        for client in map(int, finished.progress.asked):
+            rows = [len(row) for row in finished.matrices.get(client, [])]
+            assert rows == list(range(1, plan.tasks + 1)), (number, client)
+        for replies in finished.merged:
+            senders = [reply.sender for reply in replies]
+            assert len(set(senders)) == len(senders), number
+        assert not finished.progress.out
+    assert tried > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_a_late_answer_about_one_task_confirms_nothing_of_the_next(seed):
+    """Else a client is told to use A's that it was never sent."""
+    words = {"clients": 4, "tasks": 4, "rounds_per_task": 3, "method__kb_size": 1, "deadline": 1.2}
+    faults = {"faults__crash": 0.3, "faults__delay": 0.3, "faults__delay_seconds": 3.0}
+    finished = run(seed=seed, **SMALL, **words, **faults)
+    for client, state in finished.clients.items():
+        held = {f"foreign/{key}" for key in finished.server.numbers["held"].get(str(client), [])}
+        assert held <= set(state.archive)
+
+
+def test_a_damaged_answer_is_taken_for_that_to_its_own_request(monkeypatch):
+    """The first client's answer to round 0 is late and good; that to round 2 comes before it, damaged."""
+    depart, damage = Clocked._depart, {"0.2.0"}
+
+    def changed(self, request):
+        flight = depart(self, request)
+        if request.request_id == "0.0.0":
+            flight.arrives = 4.9
+        flight.fate = "corrupt" if request.request_id in damage else flight.fate
+        return flight
+
+    monkeypatch.setattr(Clocked, "_depart", changed)
+    finished = Watched(tiny(clients=2, tasks=1, rounds_per_task=8, deadline=1.5)).go()
+    refused = [incident[:3] for incident in finished.incidents if "refused" in incident[3]]
+    assert refused == [(0, 0, 2)]
+    assert (0, 0, 0) in [report[:3] for report in finished.reports]  # heard, though a newer one counted
+
+
+def test_what_is_measured_is_the_clients_own_model_also_when_theta_g_comes_with_the_question():
+    """A client whose last answer was lost is asked for its A, for which theta_G goes along, and tested."""
+    for seed in range(6):
+        finished = run(seed=seed, tasks=1, rounds_per_task=2, faults__drop=0.4, deadline=3.0)
+        for client, state in finished.clients.items():
+            (accuracy,) = finished.matrices[client][0]
+            lesson = finished.world.lesson(client, 0)
+            finished.method.answer_for(state, 0, lesson)
+            assert lesson.network.measure(finished.world.batches(client, 0, "test"))[0] == accuracy

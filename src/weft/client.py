@@ -176,12 +176,12 @@ def _finish(world: World, state: State, lesson: Lesson) -> None:
 
 
 def test(world: World, state: State, request: Message, lesson: Lesson) -> dict[str, list[Any]]:
-    """Accuracy of every task up to this one. With tensors along, they are tried on and not kept (`measured_model`).
+    """Accuracy of every task up to this one. With measured_model=global theta_G comes along, is tried on and not kept.
 
     And other measures, if the plan wants some.
     """
     tried = state
-    if request.tensors and "train" not in request.ops:
+    if world.plan.measured_model == "global" and request.tensors and "train" not in request.ops:
         tried = State(dict(state.tensors), dict(state.numbers), state.archive)
         world.method.receive(tried, request, lesson)
     found: dict[str, list[Any]] = {"accuracy": []}

@@ -14,11 +14,14 @@ from weft.schedule import CLOSING_ATTEMPTS, Place, Visit
 if TYPE_CHECKING:
     from weft.loop import Federation
 
+TURN = 10.0  # seconds after which, in the end, clients that have answered are asked for what else they owe
+
 
 def close_tasks(federation: Federation, ending: list[tuple[int, Place]]) -> None:
-    """The rest of line 11 and tests, for those whose task is over and who have been asked for anything yet."""
+    """The rest of line 11 and tests, for those whose task is over and who have been asked to learn anything yet."""
     progress, schedule = federation.progress, federation.schedule
-    ending = [(client, place) for client, place in ending if str(client) in progress.begun]
+    ending = [(client, place) for client, place in ending if str(client) in progress.asked]
+    make_up(federation, [(client, place.step) for client, place in ending])
     for attempt in range(CLOSING_ATTEMPTS + 1):
         visits = [federation.closing(client, place, attempt) for client, place in ending]
         asked = _not_asked_yet(federation, federation.expected([visit for visit in visits if visit is not None]))
@@ -32,58 +35,70 @@ def close_tasks(federation: Federation, ending: list[tuple[int, Place]]) -> None
             progress.out[key] = progress.out[key]._replace(at=-1)
 
 
-def make_up(federation: Federation, asked: list[Visit]) -> None:
-    """What clients owe of earlier tasks than those of these visits.
+def make_up(federation: Federation, places: list[tuple[int, int]]) -> None:
+    """What these clients owe of tasks before those at which they are now.
 
     Of tasks that were over while a client was away: its A, and tests. Of those that were over before it was first
     asked, tests alone: until then it costs nothing.
     """
-    for step in range(max((visit.step for visit in asked), default=0)):
-        _collect(federation, [visit.client for visit in asked if step < visit.step], step)
+    for step in range(max((step for _, step in places), default=0)):
+        clients = [client for client, now in places if step < now]
+        for debts in (_gifts(federation, clients, step), _closings(federation, clients, step)):
+            if asked := _not_asked_yet(federation, federation.expected(debts)):
+                federation.exchange(asked, only=True)
 
 
 def settle(federation: Federation) -> None:
     """All rounds are over: what is still owed by clients elsewhere, who are waited for as long as a restart takes.
 
-    What clients of this machine owe has been made up for, wire or no wire.
+    One thing after another of each client, so that nobody waits for what another owes, and nothing new while an answer
+    may still come. What clients of this machine owe has been made up for, wire or no wire.
     """
-    engine, progress, lengths = federation.engine, federation.progress, federation.schedule.lengths
-    end = engine.now() + engine.patience
-    for step in range(max(map(len, lengths)) if engine.apart else 0):
-        lost = engine.lost()
-        begun = sorted(map(int, progress.begun))  # who was never asked for anything costs nothing
-        owing = [client for client in begun if client not in lost and step < len(lengths[client])]
-        if _collect(federation, owing, step, end):
-            federation.listener.round_done(progress)
+    engine, progress = federation.engine, federation.progress
+    end, refused, asked_any = engine.now() + engine.patience, set[str](), False
+    while engine.apart and (owed := [visit for visit in _first_debts(federation) if visit.request_id not in refused]):
+        if (left := end - engine.now()) <= 0:
+            for visit in owed:
+                federation.incident(visit, "no answer about the end of its task")
+            break
+        asked = [visit for visit in owed if visit.client not in engine.busy()]
+        for reply, visit in federation.replies(asked, min(TURN, left)):
+            federation.take(reply, visit)
+        asked_any = True
+        refused |= {visit.request_id for visit in asked} - progress.out.keys()  # answered; if still owed, not well
     progress.out.clear()
+    if asked_any:
+        federation.listener.round_done(progress)
 
 
-def _collect(federation: Federation, clients: list[int], step: int, end: float | None = None) -> bool:
-    """Ask for what these clients owe of a task; `end`: until then, whatever the deadline. Was anybody asked?"""
-    schedule = federation.schedule
-    places = [(client, Place(step, 0, schedule.lengths[client][step])) for client in clients]
-    gifts = [schedule.gift(client, place) for client, place in places if _owes_gift(federation, client, step)]
-    asked = _ask(federation, gifts, end)
-    closings = [federation.closing(client, place, CLOSING_ATTEMPTS) for client, place in places]
-    return _ask(federation, [visit for visit in closings if visit is not None], end) or asked
+def _first_debts(federation: Federation) -> list[Visit]:
+    """Of each client that may be back, what it owes of its earliest task: its A, and then tests."""
+    lengths, lost = federation.schedule.lengths, federation.engine.lost()
+    found: dict[int, Visit] = {}
+    for client in sorted(set(map(int, federation.progress.asked)) - lost):
+        for step in range(len(lengths[client])):
+            if debts := [*_gifts(federation, [client], step), *_closings(federation, [client], step)]:
+                found.setdefault(client, debts[0])
+    return list(found.values())
 
 
-def _owes_gift(federation: Federation, client: int, step: int) -> bool:
+def _gifts(federation: Federation, clients: list[int], step: int) -> list[Visit]:
     """Only who is elsewhere can owe one: on one machine answers are lost for good, on purpose."""
-    progress, name = federation.progress, str(client)
-    gives = federation.engine.apart and federation.method.wants_gift(chosen_last=False)
-    return gives and progress.met.get(name, -1) >= step and step not in progress.given.get(name, [])
+    progress, schedule = federation.progress, federation.schedule
+    if not federation.engine.apart or not federation.method.wants_gift(chosen_last=False):
+        return []
+    return [
+        schedule.gift(client, Place(step, 0, schedule.lengths[client][step]))
+        for client in clients
+        if progress.asked.get(str(client), -1) >= step and step not in progress.given.get(str(client), [])
+    ]
 
 
-def _ask(federation: Federation, debts: list[Visit], end: float | None) -> bool:
-    if end is None:
-        debts = _not_asked_yet(federation, debts)
-    if debts:
-        deadline: float | None = None  # the plan's; without one the engine's own patience ends it
-        if end is not None and federation.plan.deadline != "none":
-            deadline = max(0.0, end - federation.engine.now())
-        federation.exchange(debts, only=True, deadline=deadline)
-    return bool(debts)
+def _closings(federation: Federation, clients: list[int], step: int) -> list[Visit]:
+    lengths = federation.schedule.lengths
+    places = [(client, Place(step, 0, lengths[client][step])) for client in clients]
+    found = [federation.closing(client, place, CLOSING_ATTEMPTS) for client, place in places]
+    return [visit for visit in found if visit is not None]
 
 
 def _not_asked_yet(federation: Federation, closings: list[Visit]) -> list[Visit]:

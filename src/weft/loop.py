@@ -55,11 +55,13 @@ class Progress:
     merges: int = 0  # async=arrival: answers that theta_G is made of
     incidents: dict[str, int] = field(default_factory=dict)  # by client, how often something went wrong
     dismissed: list[int] = field(default_factory=list)  # clients that have left in good order
+    asked: dict[str, int] = None  # type: ignore[assignment] # by client, the last task that it was asked to learn
     given: dict[str, list[int]] = field(default_factory=dict)  # by client, the tasks of which it has given its A
 
     def __post_init__(self) -> None:
         """JSON, from which a progress comes back, knows no tuples."""
         self.out = {key: Visit(*words)._replace(ops=tuple(words[3])) for key, words in self.out.items()}
+        self.asked = dict(self.begun) if self.asked is None else self.asked  # which an older weft did not write down
 
 
 class Listener(Protocol):
@@ -95,9 +97,9 @@ class Federation:
         for round_index in range(progress.round, schedule.rounds):  # lines 2 and 4; line 3 is the method's, at `first`
             planned = schedule.visits(round_index, progress.begun, progress.met)  # line 5
             answers = self.until_somebody_is_there(planned)
-            asked = self.expected(planned)
-            endings.make_up(self, asked)
-            answers += self.exchange(self.reachable(asked), self.plan.quorum)  # lines 6 to 8, and 11
+            asked = self.reachable(self.expected(planned))
+            endings.make_up(self, [(visit.client, visit.step) for visit in asked])
+            answers += self.exchange(asked, self.plan.quorum)  # lines 6 to 8, and 11
             replies = robust(self.one_of_each(answers), self.inspector.merged, self.plan.aggregation)
             self.method.aggregate(self.server, replies)  # line 9
             endings.close_tasks(self, schedule.ending(round_index))
@@ -264,13 +266,11 @@ class Federation:
     def replies(self, asked: list[Visit], deadline: float | None, only: bool = False) -> Iterator[Answer]:
         """Ask; every answer that is what it should be, as it comes, also (if not `only`) one to an earlier request."""
         out = self.progress.out
-        for client, wire, seconds in self.engine.exchange(self._requests(asked), deadline, only):
+        for client, wire, seconds, request_id in self.engine.exchange(self._requests(asked), deadline, only):
             try:
                 reply, visit = self.inspector.open(wire, client, out)
             except Refused as refused:
-                # damaged beyond recognition: it must have been the answer to what this client was asked first
-                asked_first = next((visit for visit in out.values() if visit.client == client), None)
-                answers = None if refused.foreign else refused.visit or asked_first
+                answers = None if refused.foreign else refused.visit or self._damaged(client, request_id)
                 self.incident(answers or Visit(client, -1, -1, (), True), f"its answer was refused: {refused}")
                 if answers is not None:
                     del out[answers.request_id]
@@ -283,6 +283,11 @@ class Federation:
                 continue
             self.listener.answered(client, visit.step, visit.round, seconds, reply.numbers)
             yield reply, visit
+
+    def _damaged(self, client: int, request_id: str) -> Visit | None:
+        """What an answer was to that is damaged beyond recognition: the engine knows, or it was asked first."""
+        out = self.progress.out
+        return out.get(request_id) or next((visit for visit in out.values() if visit.client == client), None)
 
     def _requests(self, asked: list[Visit]) -> Iterator[Request]:
         arrival = self.plan.asynchronous == "arrival"
@@ -298,6 +303,8 @@ class Federation:
             if exchanges:
                 self._weigh("s2c", visit, wire)
             self.progress.out[request_id] = visit
+            if "train" in ops:
+                self.progress.asked[str(client)] = max(step, self.progress.asked.get(str(client), -1))
             work = float("train" in ops)
             yield Request(client, wire, request_id, work, crosses=exchanges and not visit.sure)
 

@@ -154,4 +154,6 @@ class Schedule:
 
     def gift(self, client: int, place: Place) -> Visit:
         """What is given once a task, asked for by itself, after all that closes it."""
-        return Visit(client, place.step, place.rounds + CLOSING_ATTEMPTS + 1, ("finish", "give"), exchanges=True)
+        return Visit(
+            client, place.step, place.rounds + CLOSING_ATTEMPTS + 1, ("begin", "finish", "give"), exchanges=True
+        )

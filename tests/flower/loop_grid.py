@@ -100,6 +100,7 @@ class Fading(Loop):
         super().__init__(folder, ["a", "b"])
         self.silent_from, self.stays, self.to_second = silent_from, stays, 0
         self.held: dict[str, Message] = {}
+        self.asked_of_second: dict[str, Message] = {}  # what it said nothing to
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         names = super().push_messages(messages)
@@ -107,6 +108,7 @@ class Fading(Loop):
             self.to_second += 1
             if self.to_second > self.silent_from:
                 self.held[names[0]] = self.replies.pop(names[0])[0]
+                self.asked_of_second[names[0]] = messages[0]
                 self.names = ["a", "b"] if self.stays else ["a"]
         return names
 

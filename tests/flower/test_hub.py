@@ -190,6 +190,9 @@ def test_a_site_that_is_removed_is_out_of_the_runs_that_go_on(asked, hub, run):
     runs.note_removed(run, "ben")
     runs.note_removed(run, "nobody")
     runs.note_removed(run.parent / "no-run", "ben")
+    (run.parent / "damaged").mkdir()
+    write_text(run.parent / "damaged" / "sites.json", '{"names": ["ben"], "run": "run-2"}\n')
+    runs.note_removed(run.parent / "damaged", "ben")
     assert runs.removed(run) == ["ben"]
     said, absent = asked("ada", "ben")
     assert absent == ["ben"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 from federation import events, outcome
@@ -11,7 +13,7 @@ from flwr.app import Error, Message
 from loop_grid import LONG, SHORT, Fading, Loop, answers, ask, far, run
 
 import weft
-from weft.engines.flower import engine
+from weft.engines.flower import client, engine, leaving
 from weft.engines.flower.envelope import unpack
 from weft.message import decode
 
@@ -59,35 +61,46 @@ def test_a_site_that_was_away_at_the_end_of_a_task_gives_its_a_once_it_is_back(t
     assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
 
 
-class Killed(Loop):
-    """The second site dies over one of its messages. Flower lists it for a while, and then says of all that it was sent
-    that it is away; some time later it is back.
-    """
+class Death(NamedTuple):
+    over: int  # which of its messages a site dies over, counted from 1
+    listed: float  # seconds for which Flower still lists it; then it says of all that it was sent that it is away
+    back: float  # seconds after which it is back
 
-    def __init__(self, folder: Path, clock, over: int, listed: float, back: float):
+
+NEVER = Death(99, 0.0, 0.0)
+
+
+class Killed(Loop):
+    """Sites that die, each once, having done what they were asked over which they die."""
+
+    def __init__(self, folder: Path, clock, *deaths: Death):
         super().__init__(folder, ["a", "b"])
-        self.clock, self.over, self.listed, self.back = clock, over, listed, back
-        self.to_second, self.died = 0, float("inf")
-        self.sent: dict[str, Message] = {}  # and not answered
+        self.clock, self.deaths = clock, deaths
+        self.counts, self.died = [0, 0], [float("inf")] * 2
+        self.sent: dict[str, tuple[int, Message]] = {}  # and not answered
+
+    def away(self, site: int) -> float:
+        return float(self.clock.moment) - self.died[site]
 
     def get_nodes(self):
-        away = self.clock.moment - self.died
-        if away >= self.listed:
-            for name, message in self.sent.items():
-                self.replies[name] = [Message(Error(engine.AWAY, "it is away"), reply_to=message)]
-            self.sent.clear()
-        self.names = ["a"] if self.listed <= away < self.back else ["a", "b"]
-        return super().get_nodes()
+        there = []
+        for site, death in enumerate(self.deaths):
+            if self.away(site) >= death.listed:
+                for name, message in [(name, sent) for name, (who, sent) in self.sent.items() if who == site]:
+                    self.replies[name] = [Message(Error(engine.AWAY, "it is away"), reply_to=message)]
+                    del self.sent[name]
+            if not death.listed <= self.away(site) < death.back:
+                there.append(SimpleNamespace(node_id=site + 1, name="ab"[site]))
+        return there
 
     def push_messages(self, messages: list[Message]) -> list[str]:
-        names = super().push_messages(messages)
-        if messages[0].metadata.dst_node_id == 2:
-            self.to_second += 1
-            if self.to_second == self.over:
-                self.died = self.clock.moment
-            if self.clock.moment - self.died < self.back and self.to_second >= self.over:
-                del self.replies[names[0]]
-                self.sent[names[0]] = messages[0]
+        names, site = super().push_messages(messages), messages[0].metadata.dst_node_id - 1
+        self.counts[site] += bool(unpack(messages[0]).wire)  # a knock is none
+        if self.counts[site] == self.deaths[site].over:
+            self.died[site] = min(self.died[site], self.clock.moment)
+        if 0 <= self.away(site) < self.deaths[site].back:
+            del self.replies[names[0]]
+            self.sent[names[0]] = (site, messages[0])
         return names
 
 
@@ -98,11 +111,72 @@ def test_a_site_that_is_killed_gives_its_a_however_short_the_deadline(
     tmp_path, still, monkeypatch, deadline, back, over
 ):
     monkeypatch.setattr(engine, "POLL", 0.25)
-    folder = run(tmp_path / "run", Killed(tmp_path, still, over, 20.0, back), deadline=deadline, rounds_per_task=2)
+    grid = Killed(tmp_path, still, NEVER, Death(over, 20.0, back))
+    folder = run(tmp_path / "run", grid, deadline=deadline, rounds_per_task=2)
     begun = {event["step"] for event in events(folder) if event["event"] == "answer" and event["client"] == 1}
     assert over // 2 - 1 in begun
     assert set(given(folder)) >= {"A 0.0", "A 0.1", "A 1.0", f"A 1.{over // 2 - 1}"}
     assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_the_first_answer_of_a_task_may_be_the_one_that_is_lost(tmp_path, still, monkeypatch, rounds):
+    """Nobody has heard that the task was begun, and what was learned of it is on the site's disk."""
+    monkeypatch.setattr(engine, "POLL", 0.25)
+    grid = Killed(tmp_path, still, NEVER, Death(rounds + 1, 0.0, 60.0))
+    assert given(run(tmp_path / "run", grid, deadline=5.0, rounds_per_task=rounds)) == ALL
+
+
+def test_a_site_that_is_dead_for_good_keeps_nobody_elses_a_away(tmp_path, still, monkeypatch):
+    monkeypatch.setattr(engine, "POLL", 0.25)
+    grid = Killed(tmp_path, still, Death(4, 0.0, 10.0), Death(2, 0.0, 1e9))
+    assert set(given(run(tmp_path / "run", grid, deadline=5.0, rounds_per_task=2))) >= {"A 0.0", "A 0.1"}
+
+
+@pytest.mark.parametrize(("rounds", "seconds"), [(1, 8.0), (2, 12.0)])
+def test_a_slow_site_is_heard_though_it_never_meets_the_deadline(tmp_path, still, monkeypatch, rounds, seconds):
+    monkeypatch.setattr(engine, "POLL", 0.25)
+
+    class Slow(Loop):
+        def __init__(self):
+            super().__init__(tmp_path, ["a", "b"])
+            self.free, self.due = 0.0, {}
+
+        def push_messages(self, messages):
+            names = super().push_messages(messages)
+            if messages[0].metadata.dst_node_id == 2:
+                self.free = max(self.free, still.moment) + seconds
+                self.due[names[0]] = self.free
+            return names
+
+        def pull_messages(self, message_ids):
+            return [] if self.due.get(message_ids[0], 0.0) > still.moment else super().pull_messages(message_ids)
+
+    folder = run(tmp_path / "run", Slow(), deadline=5.0, rounds_per_task=rounds, tasks=1)
+    assert given(folder) == ["A 0.0", "A 1.0"]
+
+
+def test_nobody_is_waited_for_when_all_are_removed(tmp_path, still):
+    """Also if they were waited for without end, since nobody at all was there."""
+    found = far(Loop(tmp_path, []), tmp_path, patience=600, removed=lambda: ["a", "b"] if still.moment > 700 else [])
+    still.moment = 650.0
+    assert list(found.exchange([])) == []
+    assert 700 < still.moment < 800
+
+
+def test_a_site_that_says_twice_that_it_leaves_leaves_once(tmp_path, still):
+    grid = Fading(tmp_path, silent_from=1, stays=True)
+    found = far(grid, tmp_path, deadline=LONG)
+    assert len(answers(found, [ask(0), ask(1)], SHORT)) == 2
+    for round_index in (1, 2):
+        assert answers(found, [ask(1, round_index)], SHORT) == []
+    assert len(grid.held) == 2
+    leaving.leave(tmp_path / "b")
+    for name, asked in grid.asked_of_second.items():
+        grid.held[name] = client.on_message(asked, grid.context(asked))
+    grid.let_go()
+    assert answers(found, [], SHORT) == []
+    assert [event for event, _ in found.told] == ["left", "removed"]
 
 
 def test_rounds_are_not_used_up_while_nobody_is_there(tmp_path, still, monkeypatch):

@@ -25,6 +25,15 @@ class Reply(NamedTuple):
     seconds: float  # that the client worked
 
 
+class Arrival(NamedTuple):
+    """A reply as an engine hands it over."""
+
+    client: int
+    wire: bytes
+    seconds: float
+    request_id: str = ""  # which request it is the answer to, if that is known: it may be damaged
+
+
 class Saved(NamedTuple):
     """Where the clients' states lie, how often each has moved on, and what is on its way on a virtual clock."""
 
@@ -59,13 +68,17 @@ class Engine(Protocol):
         """Who is not expected back at all."""
         ...
 
+    def busy(self) -> set[int]:
+        """Who has not answered what it was asked, and may still do so."""
+        ...
+
     def now(self) -> float:
         """Seconds since the beginning, virtual or real."""
         ...
 
     def exchange(
         self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
-    ) -> Iterator[Reply]:
+    ) -> Iterator[Arrival]:
         """Hand over the requests; give replies as they come, also to earlier requests, for `deadline` seconds at most.
 
         Without a deadline it ends when no reply is on its way any more. Whoever has enough may stop listening; what is

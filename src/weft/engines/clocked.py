@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.clock import Clock
-from weft.engines import Carrier, Reply, Request, Saved
+from weft.engines import Arrival, Carrier, Request, Saved
 from weft.faults import Fate, corrupted, fate
 from weft.message import decode, encode, failure
 from weft.plan import Plan
@@ -60,12 +60,15 @@ class Clocked:
     def lost(self) -> set[int]:
         return set()
 
+    def busy(self) -> set[int]:
+        return {flight.client for flight in self._flights}
+
     def now(self) -> float:
         return self._now
 
     def exchange(
         self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
-    ) -> Iterator[Reply]:
+    ) -> Iterator[Arrival]:
         if not self._ordered:
             yield from self._stream(requests)
             return
@@ -87,13 +90,13 @@ class Clocked:
                 silent = True
                 continue
             self._now, quiet = max(self._now, first.arrives), False
-            yield Reply(first.client, first.wire, first.seconds)
+            yield Arrival(first.client, first.wire, first.seconds, first.request_id)
         if silent and deadline is not None:
             self._now = end  # who waits for an answer that was lost waits until the end
         elif quiet:
             self._wait(end)
 
-    def _stream(self, requests: Iterable[Request]) -> Iterator[Reply]:
+    def _stream(self, requests: Iterable[Request]) -> Iterator[Arrival]:
         """All replies, as they come; the clock moves on to the last one's moment."""
         last, asked = self._now, False
 
@@ -103,7 +106,7 @@ class Clocked:
                 last, asked = max(last, self._depart(request).arrives), True
                 yield request
 
-        yield from self._carrier.exchange(noted())
+        yield from (Arrival(*reply) for reply in self._carrier.exchange(noted()))
         self._now = last
         if not asked:
             self._wait(math.inf)

@@ -234,7 +234,7 @@ def absent(folder: Path) -> list[str]:
 
 def note_removed(folder: Path, name: str) -> None:
     """For the server app, which would wait for a site that cannot come any more; nothing for a run without it."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it is not our business what became of it
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, Problem):  # whatever became of that run
         if name in members(folder) and not is_over(folder):
             write_text(folder / REMOVED, json.dumps(sorted({*removed(folder), name})) + "\n")
 

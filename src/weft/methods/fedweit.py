@@ -188,9 +188,8 @@ class FedWeIT(APD):
 
     def confirm(self, server: State, client: int, reply: Message, told: Mapping[str, Any]) -> None:
         name = str(client)
-        if "foreign" in told:
-            arrived = server.numbers.get("offered", {}).pop(name, {"keys": []})
-            server.numbers["held"][name] = sorted({*server.numbers["held"].get(name, []), *arrived["keys"]})
+        if "foreign" in told:  # those of the request that is answered: by now another task's may be offered
+            server.numbers["held"][name] = sorted({*server.numbers["held"].get(name, []), *told["foreign"]})
         if "turn" in told and "base" in reply.tensors:  # who has stopped at the floor takes nothing, and sends nothing
             merges = told.get("merges", told["turn"])
             server.numbers["told"][name] = max(merges, server.numbers["told"].get(name, 0))  # it may be a late answer
@@ -276,8 +275,9 @@ class FedWeIT(APD):
         return self._shares_adaptive and (chosen_last or self.options.kb_givers == "all")
 
     def collect(self, server: State, client: int, step: int, reply: Message) -> None:
-        """Alg. 1 line 11: kb <- kb + {A^(t)_j}."""
-        if (adaptive := reply.tensors.get("adaptive")) is not None:
+        """Alg. 1 line 11: kb <- kb + {A^(t)_j}. An A without values is that of a task that was never learned."""
+        adaptive = reply.tensors.get("adaptive")
+        if isinstance(adaptive, tensors.Sparse) and adaptive.values.numel():
             server.archive[f"{client}.{step}"] = adaptive
 
     def part(self, server: State, client: int) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import httpx
 from flwr.app import Message
 
-from weft.engines import Reply, Request, Saved
+from weft.engines import Arrival, Request, Saved
 from weft.engines.flower.envelope import Answered, Asked, BadEnvelope, pack, unpack_reply
 from weft.message import decode, encode, failure
 from weft.plan import Plan
@@ -67,7 +67,7 @@ class Flight:
 
 
 class Far:
-    apart, patience = True, RETURN
+    apart = True
 
     def __init__(
         self,
@@ -92,6 +92,7 @@ class Far:
         self._text = plan.toml()
         self._tell, self._on_leave, self._removed = tell, on_leave, removed
         self._patience = patience if plan.deadline == "none" else 0.0
+        self.patience = max(self._patience, RETURN)
         self._began = time.monotonic() - float(saved.clock.get("now", 0.0))
         self._left: set[int] = set(saved.clock.get("left", []))
         # when each site was last there
@@ -118,12 +119,15 @@ class Far:
         patience = max(self._patience, RETURN if self._nodes else OUTAGE)
         return {client for client in range(len(self._sites)) if client in self._left or self._lost(client, patience)}
 
+    def busy(self) -> set[int]:
+        return {flight.client for flight in self._flights}
+
     def now(self) -> float:
         return time.monotonic() - self._began
 
     def exchange(
         self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
-    ) -> Iterator[Reply]:
+    ) -> Iterator[Arrival]:
         """With a deadline it may end sooner: nobody waits for an old answer of a site that is lost or has no task."""
         end = math.inf if deadline is None else self.now() + deadline
         asked: set[str] = set()
@@ -143,7 +147,7 @@ class Far:
             for flight in [each for each in self._flights if each.answered and (not only or each.request_id in asked)]:
                 assert flight.answered is not None
                 self._flights.remove(flight)
-                yield Reply(flight.client, flight.answered.wire, flight.answered.seconds)
+                yield Arrival(flight.client, flight.answered.wire, flight.answered.seconds, flight.request_id)
             if not self._awaited(asked, deadline, only) and not (idle and self._may_come(there)):
                 return
             time.sleep(POLL)
@@ -192,7 +196,9 @@ class Far:
     def _may_come(self, there: set[int]) -> bool:
         """Where nothing is under way: is somebody missing whom to wait for, who has not come back since?"""
         now = set(self.clients())
-        return not now or (now <= there and len(self.lost() | now) < len(self._sites))
+        if not now:
+            return len(self._left) < len(self._sites)
+        return now <= there and len(self.lost() | now) < len(self._sites)
 
     def _awaited(self, asked: set[str], deadline: float | None, only: bool) -> list[Flight]:
         """What an exchange lasts for: all that was asked in it, and earlier requests to sites that are at work on them.
@@ -256,6 +262,8 @@ class Far:
         return pulled is not None
 
     def _depart(self, client: int, how: str = "left") -> None:
+        if client in self._left:  # it may say so in answer to several requests
+            return
         self._left.add(client)
         self._say(how, client)
         self._on_leave(client)
