@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -182,7 +183,7 @@ def test_names_from_files_run_nothing(browser, finished, tmp_path):
 
 def test_the_live_page_follows_a_real_run(browser, command, plan_file, tmp_path):
     folder = tmp_path / "run"
-    words = ("run", plan_file, "rounds_per_task=15", "scenario.train=200")
+    words = ("run", plan_file, "rounds_per_task=30", "scenario.train=200")
     browser.size(1280, 900)
     with serving(folder) as server:
         browser.requests()
@@ -193,14 +194,18 @@ def test_the_live_page_follows_a_real_run(browser, command, plan_file, tmp_path)
         browser.run("window.mark = 'never loaded again'")
         running = command.start(*words, "--out", folder, "--workers", "1", "--save-every", "0", save_always=True)
         browser.until(lambda: browser.run("return document.getElementById('fig-adaptation-rounds')") is not None, 60)
+        running.send(signal.SIGSTOP)  # a fast machine would be at its end before the page is looked at
         browser.show("adaptation-rounds")
         points = "return (document.querySelector('#fig-adaptation-rounds .plot').data.at(-1)?.y.length || 0)"
         few = browser.run(points)
+        running.send(signal.SIGCONT)
         browser.until(lambda: browser.run(points) > few)
+        running.send(signal.SIGSTOP)
         assert "left" in browser.run(said)
         assert browser.run("return document.querySelector('progress').value") > 0
         browser.click("[data-client='1']")
         browser.picture(tmp_path / "live.png")
+        running.send(signal.SIGCONT)
         assert running.wait().code == 0
         browser.until(lambda: "The run is over" in browser.run(said))
         assert browser.run("return window.mark") == "never loaded again"
