@@ -27,7 +27,7 @@ from weft import methods, networks, scenarios, scores
 from weft.batches import Batches
 from weft.checks import request_fault
 from weft.errors import Problem
-from weft.message import BadMessage, Message, decode, encode
+from weft.message import BadMessage, Message, decode, encode, failure
 from weft.methods.base import Lesson, Method
 from weft.optimizers import forget_optimizer
 from weft.plan import Plan
@@ -106,13 +106,21 @@ def answer(world: World, client: int, state: State, wire: bytes) -> bytes:
     request = decode(wire)
     if state.reply and state.numbers["answered"] == request.request_id:
         return state.reply
-    tensors, numbers = _act(world, state, request, _lesson(world, client, request))
+    lesson = _lesson(world, client, request)
+    if "train" in request.ops and _is_past(state, request.step):
+        return encode(failure(request, "that task is over here"))
+    tensors, numbers = _act(world, state, request, lesson)
     reply = Message(
         request.receiver, request.sender, request.request_id, (), request.step, request.round, tensors, numbers
     )
     state.numbers["answered"] = request.request_id
     state.reply = encode(reply, world.plan.wire)
     return state.reply
+
+
+def _is_past(state: State, step: int) -> bool:
+    """Has the client put this task away? A request that was long on its way would train a later one with its images."""
+    return bool(state.numbers.get("finished", -1) >= step or state.numbers.get("begun", -1) > step)
 
 
 def _lesson(world: World, client: int, request: Message) -> Lesson:
