@@ -120,24 +120,6 @@ def test_begin_and_finish_twice_are_done_once():
     assert one.clients[0].numbers["learned"] == other.clients[0].numbers["learned"] == [0]
 
 
-def test_a_lesson_that_comes_when_its_task_is_over_teaches_nothing():
-    """Of two requests that were long on their way the later one may come first."""
-    running = Run(tiny(tasks=2, clients=1))
-
-    def ask(name: str, ops: str, step: int) -> Message:
-        words = ("server", "client-0", name, tuple(ops.split()), step, 0)
-        ((_, wire, _),) = running.exchange([(0, encode(Message(*words)), name, True)])
-        return decode(wire)
-
-    assert not ask("a", "begin train finish", 0).error
-    before = state_bits(running.clients[0])
-    assert ask("b", "train send", 0).error == "that task is over here"
-    assert differences(state_bits(running.clients[0]), before) == []
-    assert not ask("c", "begin train", 1).error
-    assert ask("d", "begin train finish", 0).error == "that task is over here"
-    assert not ask("e", "finish test", 0).error  # which changes nothing
-
-
 # ---- what an answer must be ------------------------------------------------------------------------------------------
 
 

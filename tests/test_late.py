@@ -6,11 +6,11 @@ import itertools
 import random
 
 import pytest
-from helpers import Run, run, tiny
+from helpers import Run, differences, run, state_bits, tiny
 
 from weft import Problem
 from weft.engines.clocked import Clocked
-from weft.message import Message
+from weft.message import Message, decode, encode
 
 COMING_AND_GOING = {"deadline": 1.5, "clock__stay": 3.0, "clock__away": 4.0, "clock__spread": 4.0}
 WAYS = {
@@ -124,6 +124,24 @@ def test_in_step_nothing_is_late():
     rounds = [{(reply.step, reply.round) for reply in replies} for replies in finished.merged]
     assert all(len(each) == 1 for each in rounds)
     assert rounds == [{place} for place in itertools.product(range(2), range(finished.plan.rounds_per_task))]
+
+
+def test_a_lesson_that_comes_when_its_task_is_over_teaches_nothing():
+    """Of two requests that were long on their way the later one may come first."""
+    running = Run(tiny(tasks=2, clients=1))
+
+    def ask(name: str, ops: str, step: int) -> Message:
+        words = ("server", "client-0", name, tuple(ops.split()), step, 0)
+        ((_, wire, _),) = running.exchange([(0, encode(Message(*words)), name, True)])
+        return decode(wire)
+
+    assert not ask("a", "begin train finish", 0).error
+    before = state_bits(running.clients[0])
+    assert ask("b", "train send", 0).error == "that task is over here"
+    assert differences(state_bits(running.clients[0]), before) == []
+    assert not ask("c", "begin train", 1).error
+    assert ask("d", "begin train finish", 0).error == "that task is over here"
+    assert not ask("e", "finish test", 0).error  # which changes nothing
 
 
 # ---- many small plans ------------------------------------------------------------------------------------------------

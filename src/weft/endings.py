@@ -56,7 +56,7 @@ def settle(federation: Federation) -> None:
     """
     engine, progress = federation.engine, federation.progress
     end, refused, asked_any = engine.now() + engine.patience, set[str](), False
-    while engine.apart and (owed := [visit for visit in _first_debts(federation) if visit.request_id not in refused]):
+    while engine.apart and (owed := _first_debts(federation, refused)):
         if (left := end - engine.now()) <= 0:
             for visit in owed:
                 federation.incident(visit, "no answer about the end of its task")
@@ -71,14 +71,18 @@ def settle(federation: Federation) -> None:
         federation.listener.round_done(progress)
 
 
-def _first_debts(federation: Federation) -> list[Visit]:
-    """Of each client that may be back, what it owes of its earliest task: its A, and then tests."""
+def _first_debts(federation: Federation, refused: set[str]) -> list[Visit]:
+    """Of each client that may be back, what it owes of its earliest task: its A, and then tests.
+
+    Without what it was asked and did not answer well: that would not change.
+    """
     lengths, lost = federation.schedule.lengths, federation.engine.lost()
     found: dict[int, Visit] = {}
     for client in sorted(set(map(int, federation.progress.asked)) - lost):
         for step in range(len(lengths[client])):
-            if debts := [*_gifts(federation, [client], step), *_closings(federation, [client], step)]:
-                found.setdefault(client, debts[0])
+            debts = [*_gifts(federation, [client], step), *_closings(federation, [client], step)]
+            for debt in [debt for debt in debts if debt.request_id not in refused][:1]:
+                found.setdefault(client, debt)
     return list(found.values())
 
 

@@ -12,7 +12,6 @@ from federation import events, outcome
 from flwr.app import Error, Message
 from loop_grid import LONG, SHORT, Fading, Loop, answers, ask, far, run
 
-import weft
 from weft.engines.flower import client, engine, leaving
 from weft.engines.flower.envelope import unpack
 from weft.message import decode
@@ -24,6 +23,11 @@ ALL = ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
 
 def given(folder: Path) -> list[str]:
     return [key for key in outcome(folder) if key.startswith("A ")]
+
+
+def after_which_tested(folder: Path) -> set[tuple[int, int]]:
+    """Client and task, as the journal has it: a matrix has a row for every task."""
+    return {(event["client"], event["step"]) for event in events(folder) if event["event"] == "tested"}
 
 
 def test_a_dead_site_costs_one_deadline_and_in_the_end_the_time_it_may_need_to_be_back(tmp_path, still, monkeypatch):
@@ -58,7 +62,7 @@ class Returning(Fading):
 def test_a_site_that_was_away_at_the_end_of_a_task_gives_its_a_once_it_is_back(tmp_path, still, answer_comes):
     folder = run(tmp_path / "run", Returning(tmp_path, answer_comes), deadline=LONG, rounds_per_task=2)
     assert given(folder) == ALL
-    assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
+    assert after_which_tested(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 class Death(NamedTuple):
@@ -116,7 +120,7 @@ def test_a_site_that_is_killed_gives_its_a_however_short_the_deadline(
     begun = {event["step"] for event in events(folder) if event["event"] == "answer" and event["client"] == 1}
     assert over // 2 - 1 in begun
     assert set(given(folder)) >= {"A 0.0", "A 0.1", "A 1.0", f"A 1.{over // 2 - 1}"}
-    assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
+    assert after_which_tested(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -154,6 +158,38 @@ def test_a_slow_site_is_heard_though_it_never_meets_the_deadline(tmp_path, still
 
     folder = run(tmp_path / "run", Slow(), deadline=5.0, rounds_per_task=rounds, tasks=1)
     assert given(folder) == ["A 0.0", "A 1.0"]
+
+
+def test_a_site_whose_a_is_refused_in_the_end_is_tested_all_the_same(tmp_path, still, monkeypatch):
+    """It is killed over its last message, and what it gives when it is back cannot be put together."""
+    monkeypatch.setattr(engine, "POLL", 0.25)
+
+    class Spoilt(Killed):
+        def pull_messages(self, message_ids):
+            pulled = super().pull_messages(message_ids)
+            asked = self.wires.get(message_ids[0])
+            if (
+                pulled
+                and asked is not None
+                and asked.receiver == "client-1"
+                and "give" in asked.ops
+                and asked.step == 1
+            ):
+                return [Message(Error(2, "it broke"), reply_to=self.messages[message_ids[0]])]
+            return pulled
+
+        def push_messages(self, messages):
+            names = super().push_messages(messages)
+            wire = unpack(messages[0]).wire
+            self.wires[names[0]] = decode(wire) if wire else None
+            self.messages[names[0]] = messages[0]
+            return names
+
+    grid = Spoilt(tmp_path, still, NEVER, Death(4, 0.0, 20.0))
+    grid.wires, grid.messages = {}, {}
+    folder = run(tmp_path / "run", grid, deadline=5.0, rounds_per_task=2)
+    assert given(folder) == ["A 0.0", "A 0.1", "A 1.0"]
+    assert after_which_tested(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_nobody_is_waited_for_when_all_are_removed(tmp_path, still):
