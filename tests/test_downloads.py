@@ -137,3 +137,32 @@ def test_a_damaged_original_names_its_place(tmp_path, upstream):
     point("")
     with pytest.raises(Problem, match=r"the files of mnist in .*cannot be read.*weft data get mnist"):
         fetching.get("mnist", tmp_path / "cache")
+
+
+def test_a_checksum_is_recorded_only_of_what_could_be_read(tmp_path, upstream):
+    """A page that says sorry, with status 200, must not stand in the way of the file itself."""
+    point, _, folder = upstream
+    point("", checksums=False)
+    good = (folder / "train-images-idx3-ubyte.gz").read_bytes()
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(b"<html>sorry</html>")
+    with pytest.raises(Problem, match="cannot be read"):
+        fetching.get("mnist", tmp_path / "cache")
+    assert not (tmp_path / "cache" / "checksums.json").exists()
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(good)
+    (fetching.downloads("mnist", tmp_path / "cache") / "train-images-idx3-ubyte.gz").unlink()
+    fetching.get("mnist", tmp_path / "cache")
+    assert len(json.loads((tmp_path / "cache" / "checksums.json").read_text())) == 4
+
+
+def test_a_wrong_file_that_lies_there_is_told_without_a_network(tmp_path, upstream):
+    point, _, _ = upstream
+    point(closed())
+    folder = fetching.downloads("mnist", tmp_path / "cache")
+    folder.mkdir(parents=True)
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(b"half")
+    with pytest.raises(Problem, match=r"no connection.*has a wrong checksum"):
+        fetching.get("mnist", tmp_path / "cache")
+    (folder / "train-images-idx3-ubyte.gz").unlink()
+    with pytest.raises(Problem) as caught:
+        fetching.get("mnist", tmp_path / "cache")
+    assert "wrong checksum" not in str(caught.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -45,7 +45,8 @@ def list_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         _print_json(entries)
         return
-    out.print(screens.listing(entries, ["name", "title", "classes", "there", "images"]))
+    shown = [{**entry, "images": _of_all(entry["images"], entry["whole"])} for entry in entries]
+    out.print(screens.listing(shown, ["name", "title", "classes", "there", "images"]))
     _say(out, f"in {cache.folder()}; weft data get NAME brings one")
 
 
@@ -67,14 +68,20 @@ def get_command(
         source_of(name)  # a misspelt name is told before the first download
     if folder is not None and len(wanted) != 1:
         raise Problem("--from is the copy of one dataset; name that one")
+    failed: list[str] = []
     for name in wanted:
         if name in cache.there() and not again and cache.verify(name) is None:
-            _say(out, f"{name}: is there")
+            _say(out, f"{name}: is there" + ("; --again reads it anew from your copy" if folder is not None else ""))
             continue
-        with _bars() as bars:
-            packed = get(name, folder=folder, progress=bars)
+        try:
+            with _bars() as bars:
+                packed = get(name, folder=folder, progress=bars)
+        except Problem as problem:
+            failed.append(str(problem))  # the others may have better luck
+            continue
         note = f" ({packed.note})" if packed.note else ""
         _say(out, f"{name}: {len(packed.arrays['y']):,} images in {cache.folder() / name}.npz{note}")
+    _fail(failed)
 
 
 @app.command("verify")
@@ -88,10 +95,10 @@ def verify_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     else:
         for name in (name for name, said in found.items() if said is None):
             _say(out, f"{name}: good")
-    if bad := [said for said in found.values() if said is not None]:
-        if as_json:
-            raise typer.Exit(2)
-        raise Problem("; ".join(bad))
+    bad = [said for said in found.values() if said is not None]
+    if bad and as_json:
+        raise typer.Exit(2)
+    _fail(bad)
 
 
 @app.command("where")
@@ -111,6 +118,7 @@ def _entry(name: str) -> dict[str, Any]:
         "classes": source.classes,
         "there": "no",
         "images": "-",
+        "whole": source.images,  # how many the published set has
     }
     if name in cache.there():
         try:
@@ -122,6 +130,16 @@ def _entry(name: str) -> dict[str, Any]:
         for file in source.files
     ]
     return entry
+
+
+def _of_all(images: int | str, whole: int | None) -> str:
+    """
+    >>> _of_all(6000, 70000), _of_all(70000, 70000), _of_all("-", 70000), _of_all(530, None)
+    ('6,000 of 70,000', '70,000', '-', '530')
+    """
+    if isinstance(images, str):
+        return images
+    return f"{images:,} of {whole:,}" if whole is not None and images < whole else f"{images:,}"
 
 
 def _known(md5: str | None) -> str:
@@ -161,6 +179,14 @@ def _bars() -> Iterator[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=notes) as bars:
         yield lambda name: _Bar(bars, name)
+
+
+def _fail(said: Sequence[str]) -> None:
+    """One line for each thing that went wrong, if any, and exit code 2."""
+    for line in said[:-1]:
+        _say(notes, f"weft: {line}")
+    if said:
+        raise Problem(said[-1])
 
 
 def _say(console: Console, text: str) -> None:

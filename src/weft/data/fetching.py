@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ def get(
     else:
         files = _own(source, folder) if folder is not None else _download(source, given, progress)
         packed = _pack(source, files)
+        if folder is None:
+            _record(source, files, given)
     cache.write(given, name, packed.arrays)
     if folder is None:
         shutil.rmtree(downloads(name, given), ignore_errors=True)
@@ -80,13 +82,22 @@ def _download(source: Source, given: Path | None, progress: Progress) -> dict[st
     folder = downloads(source.name, given)
     found = {}
     for file in source.files:
-        key = f"{source.name}/{file.name}"
-        known = f"md5:{file.md5}" if file.md5 else recorded.get(key)
+        known = f"md5:{file.md5}" if file.md5 else recorded.get(_key(source, file))
         found[file.name] = fetch(source, file, folder, known, given, progress(file.name))
-        if known is None:
-            recorded = {**read_checksums(given), key: f"sha256:{digest(found[file.name], 'sha256')}"}
-            _write_checksums(given, recorded)
     return found
+
+
+def _record(source: Source, files: Mapping[str, Path], given: Path | None) -> None:
+    """Checksums that nobody has published hold from now on: these files were read, so they are no error page."""
+    recorded = read_checksums(given)
+    unknown = [file for file in source.files if file.md5 is None and _key(source, file) not in recorded]
+    if unknown:
+        new = {_key(source, file): f"sha256:{digest(files[file.name], 'sha256')}" for file in unknown}
+        _write_checksums(given, {**read_checksums(given), **new})
+
+
+def _key(source: Source, file: File) -> str:
+    return f"{source.name}/{file.name}"
 
 
 def fetch(source: Source, file: File, folder: Path, known: str | None, given: Path | None, progress: Any) -> Path:
@@ -130,6 +141,8 @@ def _failed(
     reasons = ", ".join(f"{host}: {reason}" for host, reason in said)
     command = f"weft data get {source.name}"
     text = f"{file.name} of {source.name} was not brought ({reasons}); "
+    if (folder / file.name).exists():  # pooch puts there only what is whole
+        text += f"the one in {folder} has a wrong checksum, it is half a file or another one; "
     if all(reason == "no connection" for _, reason in said):
         return text + f"with a network, {command} tries again; or put the file into {folder} and run it"
     if was_recorded and any(reason == "wrong checksum" for _, reason in said):

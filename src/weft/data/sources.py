@@ -24,6 +24,7 @@ class Source:
     title: str
     classes: int
     files: tuple[File, ...]  # none: it has to be brought by the user
+    images: int | None = None  # of the whole set, train and test; a cache may hold fewer
 
 
 def _mirrored(bases: tuple[str, ...], files: dict[str, str | None]) -> tuple[File, ...]:
@@ -57,12 +58,14 @@ SOURCES = {
             "CIFAR-10",
             10,
             _mirrored(CIFAR, {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}),
+            60_000,
         ),
         Source(
             "cifar100",
             "CIFAR-100",
             100,
             _mirrored(CIFAR, {"cifar-100-binary.tar.gz": "03b5dce01913d631647c71ecec9e9cb8"}),
+            60_000,
         ),
         Source(
             "mnist",
@@ -77,6 +80,7 @@ SOURCES = {
                     "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
                 },
             ),
+            70_000,
         ),
         Source(
             "fashion_mnist",
@@ -91,6 +95,7 @@ SOURCES = {
                     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
                 },
             ),
+            70_000,
         ),
         Source(
             "svhn",
@@ -103,8 +108,9 @@ SOURCES = {
                     "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
                 },
             ),
+            99_289,
         ),
-        Source("notmnist", "notMNIST, small", 10, _mirrored(NOTMNIST, {"notMNIST_small.tar.gz": None})),
+        Source("notmnist", "notMNIST, small", 10, _mirrored(NOTMNIST, {"notMNIST_small.tar.gz": None}), 18_724),
         Source(
             "traffic_signs",
             "GTSRB traffic signs",
@@ -117,6 +123,7 @@ SOURCES = {
                     "GTSRB_Final_Test_GT.zip": "fe31e9c9270bbcd7b84b7f21a9d9d9e5",
                 },
             ),
+            51_839,
         ),
         Source("facescrub", "FaceScrub, 100 people", 100, ()),
     )

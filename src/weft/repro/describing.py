@@ -13,10 +13,10 @@ from weft.repro.results import F, Results
 
 
 def command_of(results: Results[F]) -> str:
-    """The command that makes all that is shown: what was asked for now, and what was there already."""
+    """The command that makes all that is shown; before there is anything, the one that was given."""
     experiment, lines = results.experiment, results.current()
-    there = {row.label for row in results.rows} | {line.row for line in lines}
-    numbers = [*results.seeds, *(line.seed for line in lines)]
+    there = {line.row for line in lines} or {row.label for row in results.rows}
+    numbers = [line.seed for line in lines] or [*results.seeds]
     words = ["weft", "repro", experiment.name, "--seeds", str(max(numbers) - min(numbers) + 1)]
     if experiment.scale == "small":
         words += ["--scale", "small"]
@@ -55,6 +55,8 @@ def _flat(plan: Plan) -> dict[str, Any]:
         "measured_model",
     )
     flat = {key: getattr(plan, key) for key in (*shown, *training)}
+    if plan.clients_per_round != "all":
+        flat["train_unchosen"] = plan.train_unchosen  # whether the others learn too decides what comes out
     for part in PARTS:
         if part != "method":
             options = getattr(plan, f"{part}_options")
@@ -67,6 +69,8 @@ def heading(results: Results[F]) -> list[str]:
     experiment = results.experiment
     facts, own = facts_of(experiment)
     text = [f"# {experiment.title}", "", f"Made by `{command_of(results)}`.", ""]
+    if experiment.scale == "small":
+        text += ["At a smaller scale than the paper's, whose numbers are of its own: the next line has ours.", ""]
     text += [f"Plan `{experiment.file.stem}`: {_words(facts)}.", ""]
     if own:
         text += ["Of their own: " + "; ".join(f"{label} {_words(keys)}" for label, keys in own.items()) + ".", ""]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from weft import scenarios
 from weft.engines.crew import Crew
 from weft.errors import Problem
 from weft.plan import Plan
@@ -136,6 +137,7 @@ def reproduce(
     _tell_stale(results, waiting, desk.csv, say)
     if mixed := results.mixed_images():
         say(f"{desk.csv} has runs with different images of {', '.join(mixed)}: they do not compare")
+    _check_images(waiting)
     files = desk.write(results)  # now, so that a folder that cannot be written is not found out after hours
     screen.table_started(len(request.jobs), [job.row.label for job in waiting], _seconds(over.items()))
     try:
@@ -155,6 +157,12 @@ def reproduce(
     finally:
         crew.close()
     return results, files
+
+
+def _check_images(waiting: Sequence[Job]) -> None:
+    """A dataset that is not there is told once, before anything is written."""
+    for job in {(job.plan.scenario, repr(job.plan.scenario_options)): job for job in waiting}.values():
+        scenarios.of(job.plan)
 
 
 def _finish(job: Job, crew: Workers, screen: TableScreen) -> Path:

@@ -29,9 +29,11 @@ SPECIAL = {
 }
 LEGEND = (
     "Mean ± sample deviation over seeds. Accuracy: of test images of all tasks at the end. Up and down: all bytes that "
-    "crossed the wire, of all clients together, for each task; of dense: the values sent as a share of what the same "
-    "messages would hold with the whole body in them. Model: nonzeros of B and A only, of all clients together, as the "
-    "paper counts."
+    "crossed the wire, of all clients together, for each task; FedWeIT's values travel as a byte each unless the plan "
+    "says otherwise, those of the others and of the paper as four. Of dense: how many values were sent, whatever their "
+    "bytes, as a share of the network's body once in each message that brings any. Model: nonzeros of B and A only, of "
+    "all clients together, as the paper counts; what A is counted from is drawn from the seed and not counted, nor are "
+    "foreign A's (model_size_bytes in the csv has all that is kept)."
 )
 
 

@@ -30,10 +30,11 @@ def figure() -> Figure:
         plan="overlapped-cifar100",
         rows=tuple(Row(f"{name}-{kept:g}", name, {"method.keep": kept}) for name in METHODS for kept in KEPT),
         note="Cost is measured: the values that clients sent, FedWeIT's A's included, as a share of what the same "
-        "messages would hold with the whole body in them. FedWeIT sends whole rows of B, the others single values; the "
+        "messages would hold with the whole body in them; in bytes FedWeIT sends a quarter of that, since its values "
+        "travel as a byte each. FedWeIT sends whole rows of B, the others single values; the "
         "paper does not say which dataset its figure is of, nor how its baselines choose what they send.",
         scale="paper",
-        columns=("measure", "method", "keep", "value"),
+        columns=("measure", "curve", "keep", "value"),
         read=read,
         draw=draw,
         tell=tell,

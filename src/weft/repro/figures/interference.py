@@ -67,10 +67,10 @@ def tell(panels: Panels) -> list[str]:
         [style.name_of(series), *(f"{100 * at(curve, x):.1f}" for x in chosen)] for series, curve in curves.items()
     ]
     table = "\n".join(grid(["accuracy (%) after round", *(f"{x:g}" for x in chosen)], lines))
-    return [table, *_compared(panels, places[-1])]
+    return [table, *_compared(panels, places)]
 
 
-def _compared(panels: Panels, last: float) -> list[str]:
+def _compared(panels: Panels, places: list[float]) -> list[str]:
     curves = panels[PANEL]
     if "nobody" not in curves:
         return []
@@ -78,9 +78,11 @@ def _compared(panels: Panels, last: float) -> list[str]:
     said = []
     for series, name, paper in (("svhn", "SVHN", "above"), ("cifar10", "CIFAR-10", "below")):
         if series in curves:
-            first_gap, last_gap = (100 * (at(curves[series], x) - at(alone, x)) for x in (1, last))
+            gaps = [100 * (at(curves[series], x) - at(alone, x)) for x in places]
+            above = sum(gap > 0 for gap in gaps)
             said.append(
-                f"{name}: {first_gap:+.1f} points against nobody after the first round, "
-                f"{last_gap:+.1f} after the last; in the paper's figure it stays {paper} that line."
+                f"{name}: {gaps[0]:+.1f} points against nobody after the first round, {gaps[-1]:+.1f} after the last, "
+                f"above it after {above} of {len(gaps)} rounds, {min(gaps):+.1f} at the worst; in the paper's figure "
+                f"it stays {paper} that line."
             )
     return [" ".join(said)] if said else []
