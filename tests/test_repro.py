@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 from cli_helpers import TINY, Outcome, assert_one_line, journal_lines, tiny, until
 
@@ -312,6 +313,19 @@ def test_runs_after_a_failed_one_have_fresh_workers(made):
     assert failed == lasting("whole")
 
 
+def test_a_run_that_another_process_is_at_is_no_failure(made):
+    """It is told, and the page says nothing of it."""
+    assert made("--only", "stl").code == 0
+    (folder,) = Path("runs").rglob("stl-s0")
+    (folder / "summary.json").unlink()  # as if it went on
+    Path("results/tiny.csv").unlink()
+    with filelock.FileLock(folder / ".lock"):
+        outcome = made("--only", "stl")
+    assert outcome.code == 1
+    assert "another process is working on" in outcome.err
+    assert "Failed" not in written("md")
+
+
 # ---- mistakes -------------------------------------------------------------------------------------------------------
 
 
@@ -328,4 +342,12 @@ def test_runs_after_a_failed_one_have_fresh_workers(made):
 )
 def test_mistakes_are_one_line_and_leave_nothing_behind(made, words, said):
     assert_one_line(made(*words), *said)
+    assert not list(Path().iterdir())
+
+
+def test_missing_images_are_told_once_and_before_anything_is_written(made, monkeypatch, tmp_path):
+    monkeypatch.setenv("WEFT_DATA", str(tmp_path / "empty"))
+    plan = tmp_path / "plans" / "tiny.toml"
+    plan.write_text('scenario = "overlapped-cifar100"\nclients = 2\ntasks = 1\nnetwork = "mlp"\n')
+    assert_one_line(made("--seeds", "2"), "cifar100 is not there", "weft data get cifar100")
     assert not list(Path().iterdir())

@@ -281,9 +281,10 @@ def repro_command(
         out.print(outcome.shown(results, screens.plus_minus(out)), highlight=False, markup=False)
         for file in files:
             _say(out, str(file))
-    for (label, seed), said in sorted(results.failures.items()):
+    missing = {**results.failures, **results.busy}
+    for (label, seed), said in sorted(missing.items()):
         _say(notes, f"weft: {label} s{seed} failed: {said}")
-    if results.failures:
+    if missing:
         raise typer.Exit(1)
 
 

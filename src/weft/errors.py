@@ -15,6 +15,10 @@ class Problem(Exception):  # noqa: N818 - it is read by people, to whom it is a 
     """Something that the user can mend; the text is one line and says how."""
 
 
+class Busy(Problem):
+    """Another process is at it: nothing is wrong, and waiting helps."""
+
+
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     """A hint that names the known word nearest to `word`, or all of them if none is near.
 

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Self
 
 import filelock
 
-from weft.errors import Problem
+from weft.errors import Busy, Problem
 from weft.plan import Plan
 
 SITES = "sites.json"  # in the run folder of a hub: who takes part
@@ -385,5 +385,5 @@ def _take_lock(folder: Path) -> filelock.BaseFileLock:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise Problem(f"another process is working on {folder}; wait for it or stop it") from None
+        raise Busy(f"another process is working on {folder}; wait for it or stop it") from None
     return lock

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from weft import scenarios
 from weft.engines.crew import Crew
-from weft.errors import Problem
+from weft.errors import Busy, Problem
 from weft.plan import Plan
 from weft.record import read_summary
 from weft.repro import Experiment, Row
@@ -148,7 +148,8 @@ def reproduce(
                 results.add(desk.read(job.row, job.seed, folder))
             except Problem as problem:
                 crew.close()
-                results.failures[job.key] = str(problem)
+                failed = results.busy if isinstance(problem, Busy) else results.failures
+                failed[job.key] = str(problem)
                 screen.run_failed(*job.key, str(problem))
             else:
                 summary = read_summary(folder) or {}

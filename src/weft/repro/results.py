@@ -191,6 +191,7 @@ class Results(Generic[F]):
         self._wanted: dict[Key, str] = {}
         self._ours: dict[Key, F] = {}
         self.failures: dict[Key, str] = {}
+        self.busy: dict[Key, str] = {}  # other processes are at these runs: no failures, and no word in the pages
 
     def add(self, line: F) -> None:
         self.lines[key_of(line)] = self._ours[key_of(line)] = line
