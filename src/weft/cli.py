@@ -25,7 +25,7 @@ from rich.padding import Padding
 from weft import cli_bench, cli_data, cli_export, cli_hub, cli_report, cli_site, listing, repro, scenarios, screens
 from weft.cli_data import DataDir
 from weft.engines.crew import Crew
-from weft.errors import Problem
+from weft.errors import Problem, nearest
 from weft.plan import Plan, ready_plans
 from weft.record import accuracy_matrices, read_measures, read_plan, read_rows, read_summary, way_on
 from weft.repro.loop import Request, reproduce
@@ -59,7 +59,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", hel
 Workers = Annotated[int | None, typer.Option(help="Processes that share the clients; the result is the same for any.")]
 Memory = Annotated[
     int | None,
-    typer.Option(help="Megabytes of client states kept in memory; else 1024, or 64 for more than 20 clients."),
+    typer.Option(help="Megabytes of client states kept in memory; else by the number of clients (docs/plans.md)."),
 ]
 SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints: what a kill may cost.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
@@ -174,6 +174,9 @@ def show_command(
     if words or picture:
         given = " ".join([*(words or []), *(["--picture"] if picture else [])])
         raise Problem(f"{folder} is no scenario, and {given} is for one of those: {', '.join(scenarios.SCENARIOS)}")
+    if not folder.exists():
+        known = [*scenarios.SCENARIOS, *ready_plans()]
+        raise Problem(f"{folder} is not a run folder, nor a scenario; {nearest(str(folder), known)}")
     from weft.ledger import Entry, by
 
     summary = read_summary(folder)

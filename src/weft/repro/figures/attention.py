@@ -95,6 +95,9 @@ def draw(panels: Panels) -> Mapping[str, Picture]:
     picture, (places,) = style.new(1, len(tasks), 3.3 * len(tasks), 2.9)
     for axes, task in zip(places, tasks, strict=True):
         _stems(axes, task, panels[task])
+    limits = [axes.get_xlim() for axes in places]
+    for axes in places:  # one scale: what is twice as far from even is twice as long
+        axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
     return {"": picture, "-datasets": _map(panels)}
 
 
@@ -159,7 +162,7 @@ def tell(panels: Panels) -> list[str]:
     for task in chosen(panels):
         means = {name: fmean(found.mean for _, found in curve) for name, curve in panels[task].items()}
         order = sorted(means, key=lambda name: -means[name])
-        listed = ", ".join(f"{_split(name)} {means[name]:.3f}" for name in order)
+        listed = ", ".join(f"{_split(name)} {means[name]:.4f}" for name in order)
         said.append(f"{_split(task)}, from the largest: {listed}.")
     pairs = by_dataset(panels)
     same = [value for (mine, theirs), (value, _) in pairs.items() if mine == theirs]
