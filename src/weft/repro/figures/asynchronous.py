@@ -36,8 +36,8 @@ def figure() -> Figure:
         "share of all training images that all clients together have seen by then. In step, everybody changes tasks at "
         "once; with `tasks` each client has a task clock of its own, as in the paper's asynchronous setting; with "
         "`arrival` there are no rounds either, and the slowest client takes up to three times as long as the fastest. "
-        "Each client works the same number of rounds every way. The paper's figure is of NonIID-50; this one is of "
-        "glyphs and of noniid-35, the same without the faces.",
+        "Each client works the same number of rounds every way. Early points are the mean of those clients alone that "
+        "have finished a task by then. The paper's figure is of NonIID-50, which has faces too.",
         scale="paper",
         keys={"rounds_per_task": 20},
         small={"rounds_per_task": 8},
@@ -49,7 +49,10 @@ def figure() -> Figure:
 
 
 def read(row: Row, folder: Path) -> list[Point]:
-    """At as many moments as a client has tasks, evenly spread over the work: those at which tasks end in step."""
+    """At as many moments as a client has tasks, evenly spread over the work.
+
+    In step, tasks end there if all have as many images; else a moment has what was tested last before it.
+    """
     plan = read_plan(folder)
     found = tests(folder)
     whole = max(event["images"] for event in found)

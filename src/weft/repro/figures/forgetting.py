@@ -29,7 +29,8 @@ def figure() -> Figure:
         rows=tuple(Row(name, name) for name in METHODS),
         note="Test accuracy of a task, as the mean over clients, at the end of that task and of each later one. The "
         "first picture has the tasks that lie where the paper's 3, 6 and 8 of 10 do, the second all but the last. "
-        "The paper's figure is of NonIID-50; this one is of noniid-35, the same without the faces: 7 tasks a client.",
+        "The paper's figure is of NonIID-50; this one is of noniid-35, without the faces: 7 tasks a client, 5 at the "
+        "small scale.",
         scale="paper",
         columns=("task", "method", "after_task", "accuracy"),
         read=read,
