@@ -211,6 +211,10 @@ def test_a_folder_without_people(tmp_path):
         packing.pack_people(tmp_path / "nothing")
     with pytest.raises(Problem, match="no subfolders with pictures"):
         packing.pack_people(tmp_path)
+    deeper = people(tmp_path / "all" / "actors", {"Ann": 1, "Bob": 1})
+    with pytest.raises(Problem, match=f"one subfolder alone.*{deeper}"):
+        packing.pack_people(tmp_path / "all")
+    assert packing.pack_people(deeper).note.startswith("2 people")
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused(monkeypatch):

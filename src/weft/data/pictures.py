@@ -223,6 +223,9 @@ def read_people(
     files = {person: found for person, found in files.items() if found}
     if not files:
         raise Problem(f"{folder} has no subfolders with pictures in them; it needs one for each person")
+    if len(files) == 1:  # people lie a level deeper
+        (only,) = files
+        raise Problem(f"{folder} has pictures in one subfolder alone; it needs one for each person: {folder / only}?")
     read: dict[str, list[Images]] = {}
     broken = 0
     for person in sorted(files, key=lambda person: (-len(files[person]), person)):
