@@ -150,3 +150,14 @@ def test_a_folder_comes_before_a_scenario_of_its_name(command, tmp_path, finishe
     assert "what crossed the wire" in command("show", "glyphs", cwd=tmp_path).out
     Path(tmp_path / "noniid-35").mkdir()
     assert_one_line(command("show", "noniid-35", cwd=tmp_path), "noniid-35 is not a run folder")
+
+
+def test_all_that_is_named_is_tried_and_each_failure_is_a_line(command, tmp_path, small_cache):
+    """FaceScrub has no home, whether there is a network or not."""
+    folder = copy(small_cache, tmp_path / "cache")
+    (folder / "facescrub.npz").unlink()
+    outcome = command("data", "get", "facescrub", "mnist", "--data-dir", folder)
+    assert outcome.code == 2
+    assert "mnist: is there" in outcome.out
+    assert outcome.err.startswith("weft: facescrub has no public home")
+    assert outcome.err.count("\n") == 1

@@ -75,7 +75,7 @@ def get_command(
             continue
         try:
             with _bars() as bars:
-                packed = get(name, folder=folder, progress=bars)
+                packed = get(name, data_dir, folder=folder, progress=bars)
         except Problem as problem:
             failed.append(str(problem))  # the others may have better luck
             continue

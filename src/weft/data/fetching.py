@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ def get(
         packed = packing.pack_people(folder)
     else:
         files = _own(source, folder) if folder is not None else _download(source, given, progress)
-        packed = _pack(source, files)
+        packed = _pack(source, files, given)
         if folder is None:
             _record(source, files, given)
     cache.write(given, name, packed.arrays)
@@ -53,14 +54,19 @@ def downloads(name: str, given: Path | None = None) -> Path:
     return cache.folder(given) / "downloads" / name
 
 
-def _pack(source: Source, files: dict[str, Path]) -> Packed:
+def _command(source: Source, given: Path | None) -> str:
+    """What brings it into the same cache; as the user typed it, an environment variable lasts."""
+    return shlex.join(["weft", "data", "get", source.name, *(["--data-dir", str(given)] if given is not None else [])])
+
+
+def _pack(source: Source, files: dict[str, Path], given: Path | None) -> Packed:
     try:
         return packing.pack(source.name, files)
     except Damaged as damage:
         where = sorted({str(path.parent) for path in files.values()})[0]
         raise Problem(
             f"the files of {source.name} in {where} cannot be read: {damage}; "
-            f"remove them and weft data get {source.name} brings them again"
+            f"remove them and {_command(source, given)} brings them again"
         ) from None
 
 
@@ -139,7 +145,7 @@ def _failed(
     source: Source, file: File, folder: Path, said: list[tuple[str, str]], was_recorded: bool, given: Path | None
 ) -> str:
     reasons = ", ".join(f"{host}: {reason}" for host, reason in said)
-    command = f"weft data get {source.name}"
+    command = _command(source, given)
     text = f"{file.name} of {source.name} was not brought ({reasons}); "
     if (folder / file.name).exists():  # pooch puts there only what is whole
         text += f"the one in {folder} has a wrong checksum, it is half a file or another one; "
