@@ -55,7 +55,7 @@ def downloads(name: str, given: Path | None = None) -> Path:
 
 
 def _command(source: Source, given: Path | None) -> str:
-    """What brings it into the same cache; as the user typed it, an environment variable lasts."""
+    """The command that brings it into the same cache; what WEFT_DATA names needs no word."""
     return shlex.join(["weft", "data", "get", source.name, *(["--data-dir", str(given)] if given is not None else [])])
 
 
