@@ -177,19 +177,59 @@ def test_the_same_tasks_for_every_seed(small_data):
     assert known[0] == known[1]
 
 
-def test_a_track_is_never_cut(small_data):
-    dataset = cache.load("traffic_signs")
-    place: dict[tuple[int, int], str] = {}
+def sides(dataset, index):
+    """For each image of a class the part that it is in."""
+    return {int(place): part for part, places in parts_of(dataset, index).items() for place in places}
+
+
+def tracked(folder, frames):
+    """Traffic signs that all have a track, of so many frames."""
+    arrays = small_dataset("traffic_signs")
     for index in range(43):
-        for part, chosen in parts_of(dataset, index).items():
-            for track in dataset.extra["track"][chosen]:
-                assert track < 0 or place.setdefault((index, int(track)), part) == part
-    assert len(set(place.values())) == 3
+        mine = np.flatnonzero(arrays["y"] == index)
+        arrays["track"][mine] = np.arange(len(mine)) // frames
+    cache.write(folder, "traffic_signs", arrays)
+    return cache.load("traffic_signs", folder)
 
 
-def test_parts_are_near_their_shares(small_data):
-    for name, near in (("cifar10", 0), ("traffic_signs", 4)):  # a track of 5 goes here or there as a whole
-        for chosen in (parts_of(cache.load(name), index) for index in range(10)):
+def test_a_track_is_never_cut(tmp_path):
+    dataset = tracked(tmp_path, frames=5)
+    for index in range(43):
+        found = sides(dataset, index)
+        of_track = {int(dataset.extra["track"][place]): part for place, part in found.items()}
+        assert all(of_track[int(dataset.extra["track"][place])] == part for place, part in found.items())
+        assert set(of_track.values()) == set(PARTS)
+
+
+def test_images_without_a_track_are_for_testing_alone_and_no_others_are(small_data):
+    """Nobody knows which of them are near copies of each other."""
+    dataset = cache.load("traffic_signs")
+    assert (dataset.extra["track"] < 0).any()
+    for index in range(43):
+        found = sides(dataset, index)
+        assert all((dataset.extra["track"][place] < 0) == (part == "test") for place, part in found.items())
+        assert set(found.values()) == set(PARTS)
+
+
+def test_copies_of_an_image_are_on_one_side(tmp_path):
+    arrays = small_dataset("notmnist")
+    for index in range(10):
+        mine = np.flatnonzero(arrays["y"] == index)
+        arrays["x"][mine[1::3]] = arrays["x"][mine[::3]]  # every third image twice
+    cache.write(tmp_path, "notmnist", arrays)
+    dataset = cache.load("notmnist", tmp_path)
+    for index in range(10):
+        found = sides(dataset, index)
+        of_image = {dataset.x[place].tobytes(): part for place, part in found.items()}
+        assert len(of_image) == PER_CLASS * 2 // 3
+        assert all(of_image[dataset.x[place].tobytes()] == part for place, part in found.items())
+        assert [list(found.values()).count(part) for part in PARTS] == [21, 6, 3]
+
+
+def test_parts_are_near_their_shares(small_data, tmp_path):
+    # a track of 5 goes here or there as a whole
+    for dataset, near in ((cache.load("cifar10"), 0), (cache.load("notmnist"), 0), (tracked(tmp_path, frames=5), 4)):
+        for chosen in (parts_of(dataset, index) for index in range(10)):
             counts = {part: len(places) for part, places in chosen.items()}
             assert sum(counts.values()) == PER_CLASS
             assert counts["test"] == pytest.approx(6, abs=near)
@@ -197,20 +237,19 @@ def test_parts_are_near_their_shares(small_data):
 
 
 def test_few_large_tracks_leave_no_part_empty(tmp_path):
-    arrays = small_dataset("traffic_signs")
-    arrays["track"] = np.zeros_like(arrays["track"])
+    dataset = tracked(tmp_path, frames=10)
     for index in range(43):
-        mine = np.flatnonzero(arrays["y"] == index)
-        arrays["track"][mine] = np.arange(len(mine)) // 10
-    cache.write(tmp_path, "traffic_signs", arrays)
-    for index in range(43):
-        found = parts_of(cache.load("traffic_signs", tmp_path), index)
+        found = parts_of(dataset, index)
         assert [len(found[part]) for part in PARTS] == [10, 10, 10]
-    arrays["track"][:] = 0
-    cache.write(tmp_path, "traffic_signs", arrays)
-    os.utime(tmp_path / "traffic_signs.npz", ns=(0, 9))
-    with pytest.raises(Problem, match="class 3 of traffic_signs has 1 tracks"):
-        parts_of(cache.load("traffic_signs", tmp_path), 3)
+    dataset.extra["track"][:] = 0
+    with pytest.raises(Problem, match="class 3 of traffic_signs has 1 tracks, which leaves no test images"):
+        parts_of(dataset, 3)
+    dataset.extra["track"][::2] = -1
+    with pytest.raises(Problem, match="class 3 of traffic_signs has 1 tracks, which leaves no valid images"):
+        parts_of(dataset, 3)
+    dataset.extra["track"][:] = -1
+    with pytest.raises(Problem, match="class 3 of traffic_signs has 0 tracks, which leaves no train images"):
+        parts_of(dataset, 3)
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -299,13 +338,25 @@ def test_no_image_of_cifar100_is_at_two_clients():
 
 @pytest.mark.data
 @real
+def test_no_letter_of_the_real_notmnist_is_on_two_sides():
+    dataset = cache.load("notmnist")
+    for index in range(10):
+        images = {
+            part: {dataset.x[place].tobytes() for place in mine} for part, mine in parts_of(dataset, index).items()
+        }
+        assert len(set.union(*images.values())) == sum(map(len, images.values()))
+
+
+@pytest.mark.data
+@real
 def test_the_real_noniid_35():
     tasks = list(itertools.chain(*build("noniid-35").sequences))
     assert len(tasks) == 35
     for task in tasks:
         total = sum(task.sizes.values())
-        assert task.sizes["train"] / total == pytest.approx(0.7, abs=0.01)
-        assert task.sizes["test"] / total == pytest.approx(0.2, abs=0.01)
+        whole = 0.04 if task.group == "traffic_signs" else 0.01  # whole tracks, and GTSRB's own test set to test with
+        assert task.sizes["train"] / total == pytest.approx(0.7, abs=whole)
+        assert task.sizes["test"] / total == pytest.approx(0.2, abs=whole)
         scaled = (task.load("train").images - np.array(task.mean)) / np.array(task.deviation)
         assert abs(scaled.mean()) < 0.6
         assert scaled.std() == pytest.approx(1, abs=0.45)

@@ -19,6 +19,7 @@ from weft.errors import Problem
 from weft.record import read_images
 from weft.repro import Row
 from weft.repro.results import read_line
+from weft.scenarios import CUTS, has_changed, mark_of
 
 pytest_plugins = ["data_helpers"]
 
@@ -70,7 +71,9 @@ def test_a_dataset_that_is_missing_or_damaged_has_none(own_cache):
 
 def test_a_run_records_every_dataset_that_its_scenario_read(own_cache, tmp_path):
     weft.run(Plan.merge(TINY), tmp_path / "run")
-    wanted = {name: cache.fingerprint(name) for name in cache.there() if name != "facescrub"}
+    wanted = {name: mark_of(name) for name in cache.there() if name != "facescrub"}
+    assert wanted["svhn"] == cache.fingerprint("svhn")
+    assert wanted["notmnist"] == f"{cache.fingerprint('notmnist')}.{CUTS['notmnist']}"
     assert read_images(tmp_path / "run") == wanted
     line = read_line(Row("fedavg", "fedavg"), 0, tmp_path / "run")
     assert line.images.split() == [f"{name}:{wanted[name]}" for name in sorted(wanted)]
@@ -95,6 +98,27 @@ def test_a_run_goes_on_with_the_same_images_or_not_at_all(own_cache, tmp_path):
             weft.resume(tmp_path / "run")
     cache.write(own_cache, "svhn", arrays)
     assert weft.resume(tmp_path / "run").accuracy is not None
+
+
+def test_a_run_goes_on_with_the_same_cut_or_not_at_all(own_cache, tmp_path, monkeypatch):
+    with pytest.raises(Stop):
+        weft.run(Plan.merge(TINY), tmp_path / "run", screen=Stopper(3))
+    monkeypatch.setitem(CUTS, "svhn", 1)
+    with pytest.raises(Problem, match=r"other images of svhn .*run again in a new folder"):
+        weft.resume(tmp_path / "run")
+    monkeypatch.delitem(CUTS, "svhn")
+    assert weft.resume(tmp_path / "run").accuracy is not None
+
+
+def test_what_is_known_of_other_images_and_of_another_cut(own_cache, monkeypatch):
+    mark = mark_of("notmnist")
+    assert not has_changed("notmnist", mark)
+    assert not has_changed("somebody's own", "0" * 16)
+    for other in (mark.replace(mark[0], "x"), mark.partition(".")[0], f"{mark}1"):
+        assert has_changed("notmnist", other)
+    (own_cache / "notmnist.npz").unlink()  # which images they were cannot be known any more, which cut can
+    assert not has_changed("notmnist", mark.replace(mark[0], "x"))
+    assert has_changed("notmnist", mark.partition(".")[0])
 
 
 def test_a_run_of_an_older_weft_goes_on(own_cache, tmp_path):

@@ -30,6 +30,7 @@ from weft.repro.screens import TableBars
 pytest_plugins = ["cli_helpers"]
 
 PLAN = ""  # the file of the tiny plan, for tables that are looked up by name
+OTHER_CUT = "notmnist:" + "0" * 16  # of before its copies were kept together; that is known without the images
 ROWS = (Row("fedavg", "fedavg"), Row("avg-fast", "fedavg", {"learning_rate": 0.01}), Row("stl", "stl"))
 
 
@@ -155,6 +156,36 @@ def test_a_stale_line_is_run_again_and_replaced(made):
     ]
     assert set(runs_made()) == {"stl-s0"}
     assert lasting() == before
+
+
+@pytest.mark.slow
+def test_lines_of_other_images_are_run_again_or_left_out(made):
+    assert made("--seeds", "1", "--only", "stl,fedavg").code == 0
+    before = lasting()
+    rewrite(lambda line: dataclasses.replace(line, images=OTHER_CUT))
+    shutil.rmtree("runs")
+    outcome = made("--seeds", "1", "--only", "stl")
+    said = "of other images of notmnist, or of another cut of them"
+    assert [line for line in outcome.err.splitlines() if "other images" in line] == [
+        f"results/tiny.csv has fedavg s0 {said}: kept there, left out of the means",
+        f"results/tiny.csv has stl s0 {said}: stale, run again",
+    ]
+    assert set(runs_made()) == {"stl-s0"}
+    assert [line["images"] for line in lines()] == [OTHER_CUT, ""]
+    assert lasting()[1] == before[1]
+    assert "| fedavg | -" in written("md")
+
+
+@pytest.mark.slow
+def test_a_run_folder_of_other_images_is_refused_before_anything_runs(made):
+    assert made("--seeds", "1", "--only", "stl").code == 0
+    before = written("csv")
+    path = Path("runs/repro/tiny/stl-s0/environment.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "images": dict([OTHER_CUT.split(":")])}))
+    outcome = made("--seeds", "1")
+    assert_one_line(outcome, "runs/repro/tiny/stl-s0", "other images of notmnist", "remove it or choose another --runs")
+    assert set(runs_made()) == {"stl-s0"}
+    assert written("csv") == before
 
 
 def test_lines_that_nobody_asked_for_are_kept_and_not_counted(made):

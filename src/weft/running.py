@@ -24,7 +24,6 @@ from weft.record import (
     way_on,
 )
 from weft.result import Result
-from weft.scenarios import Scenario
 
 if TYPE_CHECKING:
     from weft.session import Connect, Screen, Session
@@ -55,7 +54,7 @@ def run(
     scenario = scenarios.of(plan)  # a dataset that is missing is told before there is a folder ...
     if ":" in plan.network:  # ... and so is a network of somebody's own that does not work
         networks.build(plan.network, plan.network_options, heads=(2,))
-    record = Record.create(fresh_folder(plan) if out is None else Path(out), plan, _images(scenario))
+    record = Record.create(fresh_folder(plan) if out is None else Path(out), plan, scenario.images)
     for line in scenario.warnings:
         record.journal("warning", about=line)
     return _work(record, workers, memory, save_every, screen)
@@ -95,9 +94,9 @@ def check_images(folder: Path) -> None:
     """A run goes on with the images that it began with, or not at all."""
     began = read_images(folder)
     own = began.keys() - SOURCES.keys()
-    found = {name: cache.fingerprint(name) for name in began.keys() - own}
+    found = {name: scenarios.mark_of(name) for name in began.keys() - own}
     if own:
-        found |= _images(scenarios.of(read_plan(folder)))
+        found |= scenarios.of(read_plan(folder)).images
     for name, mark in began.items():
         if (here := found.get(name)) != mark:
             place = "are there now" if name in own else f"{cache.folder()} has"
@@ -105,12 +104,6 @@ def check_images(folder: Path) -> None:
                 f"the run in {folder} began with other images of {name} ({mark}) than {place} ({here}); "
                 f"{'put them back' if name in own else 'name its cache with --data-dir'}, or run again in a new folder"
             )
-
-
-def _images(scenario: Scenario) -> dict[str, str]:
-    """The fingerprint of each dataset, and of somebody's own images."""
-    own = {scenario.name: scenario.fingerprint} if scenario.fingerprint else {}
-    return {**{name: cache.fingerprint(name) for name in scenario.datasets}, **own}
 
 
 def is_over(folder: Path) -> bool:

@@ -15,7 +15,6 @@ from pathlib import Path
 import filelock
 
 from weft import scenarios
-from weft.data import cache
 from weft.engines.flower.asking import fault
 from weft.errors import Problem
 from weft.hub.hub import Hub
@@ -52,9 +51,9 @@ def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
         raise Problem("clock.* and faults.* are drawn for clients of one machine; a hub has real ones: leave them out")
     if why := fault(tomllib.loads(plan.toml())):
         raise Problem(f"every site would refuse this plan: {why}")
-    images = {name: cache.fingerprint(name) for name in scenarios.of(plan).datasets}
+    scenario = scenarios.of(plan)  # a dataset that is missing is told before there is a folder
     folder = (out or fresh_folder(plan)).absolute()
-    Record.create(folder, plan, images).close()
+    Record.create(folder, plan, scenario.images).close()
     write_text(folder / SITES, json.dumps({"names": names, "run": name_for_sites(folder)}) + "\n")
     hub.note(folder)
     return folder

@@ -16,7 +16,7 @@ from weft.plan import Plan
 from weft.record import read_summary
 from weft.repro import Experiment, Row
 from weft.repro.desk import Desk
-from weft.repro.results import F, Key, Results, key_of, plan_text
+from weft.repro.results import F, Key, Results, changed_images, images_of, key_of, plan_text
 from weft.running import check_resources, is_over, resume, run
 
 
@@ -57,6 +57,15 @@ class Job:
             )
         return True
 
+    def with_our_images(self) -> Path:
+        """The folder of a run that is over, if it is one of the images that are here now."""
+        if changed := changed_images(images_of(self.folder)):
+            raise Problem(
+                f"the run in {self.folder} is of other images of {', '.join(changed)} than are here now, or of another "
+                "cut of them; remove it or choose another --runs"
+            )
+        return self.folder
+
 
 @dataclass(frozen=True)
 class Request:
@@ -84,7 +93,7 @@ class Request:
         for job in self.jobs:
             if job.is_begun():
                 if is_over(job.folder):
-                    found[job.key] = job.folder
+                    found[job.key] = job.with_our_images()
             elif (folder := others.get(job.plan.toml())) is not None:
                 found[job.key] = folder
         return found
@@ -95,8 +104,9 @@ class Request:
         wanted = {job.plan.toml() for job in self.jobs}
         for path in sorted(self.elsewhere.glob("*/*/plan.toml")) if self.elsewhere else ():
             with contextlib.suppress(OSError, UnicodeDecodeError, Problem):
-                if (text := plan_text(path.parent)) in wanted and is_over(path.parent):
-                    found[text] = path.parent
+                folder = path.parent
+                if (text := plan_text(folder)) in wanted and is_over(folder) and not changed_images(images_of(folder)):
+                    found[text] = folder
         return found
 
 
@@ -184,13 +194,20 @@ def _seconds(over: Iterable[tuple[Key, Path]]) -> dict[str, list[float]]:
 
 
 def _tell_stale(results: Results[F], waiting: Sequence[Job], csv: Path, say: Callable[[str], None]) -> None:
-    """Lines of another plan than the table has now: those asked for are run again, the others stay where they are."""
-    stale = {key_of(line) for line in results.lines.values() if not results.is_current(line)}
-    again = [job.key for job in waiting if job.key in stale]
-    if again:
-        say(f"{csv} has {_names(again)} of another plan: stale, run again")
-    if kept := sorted(stale.difference(again)):
-        say(f"{csv} has {_names(kept)} of another plan or table: kept there, left out of the means")
+    """What is not of the plan and the images of now: what was asked for is run again, the rest stays where it is."""
+    asked = {job.key for job in waiting}
+    why: dict[str, list[Key]] = {}
+    for key, line in sorted(results.lines.items()):
+        if not results.is_of_its_plan(line):
+            of = "another plan" if key in asked else "another plan or table"
+        elif changed := results.changed_images(line):
+            of = f"other images of {', '.join(changed)}, or of another cut of them"
+        else:
+            continue
+        done = "stale, run again" if key in asked else "kept there, left out of the means"
+        why.setdefault(f"of {of}: {done}", []).append(key)
+    for said, keys in why.items():
+        say(f"{csv} has {_names(keys)} {said}")
 
 
 def _names(keys: Sequence[Key]) -> str:

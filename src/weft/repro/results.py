@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from weft import scenarios
 from weft.errors import Problem
 from weft.plan import Plan
 from weft.record import read_images, read_summary
@@ -113,6 +114,12 @@ def images_of(folder: Path) -> str:
     return " ".join(f"{name}:{mark}" for name, mark in sorted(read_images(folder).items()))
 
 
+def changed_images(images: str) -> list[str]:
+    """Those datasets of NAME:MARK words of which there are other images here now, or which are cut otherwise."""
+    marks = dict(word.split(":", 1) for word in images.split())
+    return sorted(name for name, mark in marks.items() if scenarios.has_changed(name, mark))
+
+
 def short_hash(text: str) -> str:
     """
     >>> short_hash("")
@@ -180,7 +187,7 @@ def _value(cell: str, kind: str) -> Any:
 
 
 class Results(Generic[F]):
-    """The findings of one experiment: those that its plan would give now, and others, which are kept and not counted.
+    """The findings of one experiment: those that a run of it would give now, and others, which are kept, not counted.
 
     `rows` and `seeds` are what was asked for, whether or not it is there yet.
     """
@@ -189,6 +196,7 @@ class Results(Generic[F]):
         self.experiment, self.rows, self.seeds, self.lines = experiment, rows, seeds, dict(lines)
         self._by_label = {row.label: row for row in experiment.rows}
         self._wanted: dict[Key, str] = {}
+        self._changed: dict[str, list[str]] = {}
         self._ours: dict[Key, F] = {}
         self.failures: dict[Key, str] = {}
         self.busy: dict[Key, str] = {}  # other processes are at these runs: no failures, and no word in the pages
@@ -201,7 +209,10 @@ class Results(Generic[F]):
         self.lines = {**self.lines, **written, **self._ours}
 
     def is_current(self, line: F) -> bool:
-        """Does the line come from what the experiment's plan says now?"""
+        """Does the line come from what the experiment's plan says now, with the images that are here now?"""
+        return self.is_of_its_plan(line) and not self.changed_images(line)
+
+    def is_of_its_plan(self, line: F) -> bool:
         row, key = self._by_label.get(line.row), key_of(line)
         if row is None:
             return False
@@ -212,6 +223,11 @@ class Results(Generic[F]):
                 return False
             self._wanted[key] = short_hash(plan.toml())
         return line.plan_hash == self._wanted[key]
+
+    def changed_images(self, line: F) -> list[str]:
+        if line.images not in self._changed:
+            self._changed[line.images] = changed_images(line.images)
+        return self._changed[line.images]
 
     def current(self) -> list[F]:
         return sorted((line for line in self.lines.values() if self.is_current(line)), key=key_of)

@@ -15,13 +15,21 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from pydantic import BaseModel
 
 from weft import named
+from weft.data.sources import SOURCES
 from weft.errors import Problem, nearest
+from weft.lazy import lazy
 from weft.signature import options_from
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from weft.data import cache
+else:
+    cache = lazy("weft.data.cache")
+
 Part = Literal["train", "valid", "test"]
+PARTS: tuple[Part, ...] = ("train", "test", "valid")  # in a cut: where two lack as much, the first gets it
+CUTS = {"notmnist": 1, "traffic_signs": 1}  # how often a dataset's cut was changed: results of two cuts do not compare
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,29 @@ class Scenario:
         """Which images these are, if they are somebody's own; else empty."""
         marks = [task.fingerprint for sequence in self.sequences for task in sequence]
         return hashlib.sha256(repr(marks).encode()).hexdigest()[:16] if any(marks) else ""
+
+    @property
+    def images(self) -> dict[str, str]:
+        """What tells each dataset's images, and somebody's own, from others."""
+        own = {self.name: self.fingerprint} if self.fingerprint else {}
+        return {**{name: mark_of(name) for name in self.datasets}, **own}
+
+
+def mark_of(dataset: str) -> str:
+    """Which images the cache has of a dataset, and behind a dot which cut of them this is, if not the first."""
+    return cache.fingerprint(dataset) + _cut_of(dataset)
+
+
+def has_changed(dataset: str, mark: str) -> bool:
+    """Are the images that were marked so, or their cut, others than here? What is not in the cache is not known of."""
+    if dataset not in SOURCES:
+        return False
+    fingerprint, dot, cut = mark.partition(".")
+    return dot + cut != _cut_of(dataset) or (dataset in cache.there() and fingerprint != cache.fingerprint(dataset))
+
+
+def _cut_of(dataset: str) -> str:
+    return f".{CUTS[dataset]}" if dataset in CUTS else ""
 
 
 class ScenarioModule(Protocol):

@@ -1,4 +1,4 @@
-"""Train, test and valid parts of somebody's own images, with every group of images on one side; and what to warn of.
+"""Train, test and valid parts of images, with every group of images on one side; what to warn of in somebody's own.
 
 The cut comes from a fixed seed: it is the same in every run, whatever the plan's seed.
 """
@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from weft.data.own import natural
 from weft.errors import Problem
 from weft.randomness import generator
-from weft.scenarios import Part
+from weft.scenarios import PARTS, Part
 
 SEED = 0
-PARTS: tuple[Part, ...] = ("train", "test", "valid")  # where two lack as much, the first gets it
 IMBALANCE = 10  # times as many training images of one class as of another
 
 

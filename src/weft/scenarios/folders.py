@@ -20,8 +20,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from weft.data import own
 from weft.data.own import Pictures, natural
 from weft.errors import Problem
-from weft.scenarios import Part, Scenario, Split, Task
-from weft.scenarios.cutting import PARTS, check, cut, given, in_parts, normalisation
+from weft.scenarios import PARTS, Part, Scenario, Split, Task
+from weft.scenarios.cutting import check, cut, given, in_parts, normalisation
 
 MOST_NAMED = 3  # broken files in a message
 

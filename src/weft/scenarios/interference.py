@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from weft.data import cache
 from weft.errors import Problem
 from weft.randomness import generator
-from weft.scenarios import Part, Scenario, Split, Task
-from weft.scenarios.parts import PARTS, Indices, parts_of, task_of
+from weft.scenarios import PARTS, Part, Scenario, Split, Task
+from weft.scenarios.parts import Indices, parts_of, task_of
 
 RECEIVER = "mnist"
 TASKS = 2

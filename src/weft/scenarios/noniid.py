@@ -13,8 +13,8 @@ from weft.data import cache
 from weft.data.cache import Dataset
 from weft.errors import Problem
 from weft.randomness import generator
-from weft.scenarios import Scenario, Task
-from weft.scenarios.parts import PARTS, SEED, parts_of, task_of
+from weft.scenarios import PARTS, Scenario, Task
+from weft.scenarios.parts import SEED, parts_of, task_of
 
 CLASSES = 5  # of a task; what is left over at the end of a set may be fewer
 OTHERS = {"cifar10": 2, "mnist": 2, "fashion_mnist": 2, "notmnist": 2, "svhn": 2}

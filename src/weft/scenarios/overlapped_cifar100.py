@@ -15,8 +15,8 @@ from weft.data import cache
 from weft.data.cache import Dataset
 from weft.errors import Problem
 from weft.randomness import generator
-from weft.scenarios import Part, Scenario, Task
-from weft.scenarios.parts import PARTS, Indices, parts_of, task_of
+from weft.scenarios import PARTS, Part, Scenario, Task
+from weft.scenarios.parts import Indices, parts_of, task_of
 
 MOST_CLIENTS = 100  # as in the paper; a few more, and there are fewer test images in a part than classes
 

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from weft.data.own import digests, natural, sums_of
 from weft.data.pictures import SIDE, from_pillow, from_values
 from weft.errors import Problem
-from weft.scenarios import Part, Split, Task
-from weft.scenarios.cutting import PARTS, check, cut, given, in_parts, normalisation
+from weft.scenarios import PARTS, Part, Split, Task
+from weft.scenarios.cutting import check, cut, given, in_parts, normalisation
 
 TEST, VALID = 0.2, 0.1
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from weft.errors import Problem
 from weft.lazy import lazy
-from weft.scenarios import Part, Scenario, Split, Task
+from weft.scenarios import PARTS, Part, Scenario, Split, Task
 
 if TYPE_CHECKING:
     from weft.data import cache, own
@@ -30,7 +30,6 @@ else:
     cache, own, folders = lazy("weft.data.cache"), lazy("weft.data.own"), lazy("weft.scenarios.folders")
 
 DEPTH = 16  # bits of pictures that are deeper than 8, unless it is said otherwise
-PARTS: tuple[Part, ...] = ("train", "valid", "test")
 
 
 class Options(BaseModel):
