@@ -85,9 +85,17 @@ def measure(images: NDArray[np.uint8]) -> tuple[Channels, Channels]:
     for start in range(0, len(images), 1000):  # as floats a whole set would take gigabytes
         pixels = in_colour(images[start : start + 1000]).reshape(-1, 3).astype(np.float64)
         total, square, count = total + pixels.sum(0), square + (pixels**2).sum(0), count + len(pixels)
+    mean, deviation = mean_and_deviation(total, square, count)
+    return (mean[0], mean[1], mean[2]), (deviation[0], deviation[1], deviation[2])
+
+
+def mean_and_deviation(
+    total: NDArray[Any], square: NDArray[Any], count: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """By channel, out of the sums of so many pixels and of their squares; never 0, for it is divided by."""
     mean = total / count
     deviation = np.sqrt(np.maximum(square / count - mean**2, 1e-6))
-    return tuple(mean), tuple(deviation)
+    return tuple(map(float, mean)), tuple(map(float, deviation))
 
 
 def folder(given: Path | None = None) -> Path:

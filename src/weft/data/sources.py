@@ -32,6 +32,7 @@ def _mirrored(bases: tuple[str, ...], files: dict[str, str | None]) -> tuple[Fil
 
 
 CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
+CIFAR_10 = (*CIFAR, "https://storage.googleapis.com/s4tf-hosted-binaries/datasets/CIFAR10/")
 MNIST = (
     "https://ossci-datasets.s3.amazonaws.com/mnist/",
     "https://storage.googleapis.com/cvdf-datasets/mnist/",
@@ -57,7 +58,7 @@ SOURCES = {
             "cifar10",
             "CIFAR-10",
             10,
-            _mirrored(CIFAR, {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}),
+            _mirrored(CIFAR_10, {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}),
             60_000,
         ),
         Source(

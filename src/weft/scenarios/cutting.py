@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from weft.data.cache import mean_and_deviation
 from weft.data.own import natural
 from weft.errors import Problem
 from weft.randomness import generator
@@ -107,7 +108,4 @@ def normalisation(
     sums: NDArray[np.int64], squares: NDArray[np.int64], pixels: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation by channel, out of each image's sums; `pixels` are those of one image."""
-    count = pixels * len(sums)
-    mean = sums.sum(0) / count
-    deviation = np.sqrt(np.maximum(squares.sum(0) / count - mean**2, 1e-6))
-    return tuple(map(float, mean)), tuple(map(float, deviation))
+    return mean_and_deviation(sums.sum(0), squares.sum(0), pixels * len(sums))
