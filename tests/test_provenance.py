@@ -19,6 +19,7 @@ from weft.errors import Problem
 from weft.record import read_images
 from weft.repro import Row
 from weft.repro.results import read_line
+from weft.running import check_images
 from weft.scenarios import CUTS, has_changed, mark_of
 
 pytest_plugins = ["data_helpers"]
@@ -104,31 +105,37 @@ def test_a_run_goes_on_with_the_same_cut_or_not_at_all(own_cache, tmp_path, monk
     with pytest.raises(Stop):
         weft.run(Plan.merge(TINY), tmp_path / "run", screen=Stopper(3))
     monkeypatch.setitem(CUTS, "svhn", 1)
-    with pytest.raises(Problem, match=r"other images of svhn .*run again in a new folder"):
+    with pytest.raises(Problem, match=r"another cut of svhn .*run again in a new folder"):
         weft.resume(tmp_path / "run")
+    check_images(tmp_path / "run")  # of a model that is taken home the images matter, not their cut
     monkeypatch.delitem(CUTS, "svhn")
     assert weft.resume(tmp_path / "run").accuracy is not None
 
 
-def test_what_is_known_of_other_images_and_of_another_cut(own_cache, monkeypatch):
+def test_what_is_known_of_other_images_and_of_another_cut(own_cache):
     mark = mark_of("notmnist")
+    other = "x" + mark[1:]
     assert not has_changed("notmnist", mark)
     assert not has_changed("somebody's own", "0" * 16)
-    for other in (mark.replace(mark[0], "x"), mark.partition(".")[0], f"{mark}1"):
-        assert has_changed("notmnist", other)
+    assert all(has_changed("notmnist", one) for one in (other, mark.partition(".")[0], f"{mark}1", ""))
     (own_cache / "notmnist.npz").unlink()  # which images they were cannot be known any more, which cut can
-    assert not has_changed("notmnist", mark.replace(mark[0], "x"))
+    assert not has_changed("notmnist", other)
     assert has_changed("notmnist", mark.partition(".")[0])
 
 
-def test_a_run_of_an_older_weft_goes_on(own_cache, tmp_path):
+@pytest.mark.parametrize("scenario", ["overlapped-cifar100", "noniid-35"])
+def test_a_run_of_an_older_weft_goes_on_unless_its_images_are_cut_otherwise_now(own_cache, tmp_path, scenario):
     with pytest.raises(Stop):
-        weft.run(Plan.merge(TINY), tmp_path / "run", screen=Stopper(3))
+        weft.run(Plan.merge({**TINY, "scenario": scenario}), tmp_path / "run", screen=Stopper(3))
     path = tmp_path / "run" / "environment.json"
     environment = json.loads(path.read_text())
     del environment["images"]
     path.write_text(json.dumps(environment))
-    assert weft.resume(tmp_path / "run").accuracy is not None
+    if scenario == "noniid-35":
+        with pytest.raises(Problem, match="began with another cut of traffic_signs"):
+            weft.resume(tmp_path / "run")
+    else:
+        assert weft.resume(tmp_path / "run").accuracy is not None
 
 
 # ---- the scenario of interference ------------------------------------------------------------------------------------

@@ -237,7 +237,7 @@ def write_manifest(checkpoints: Path, manifest: dict[str, Any]) -> None:
 
 
 def read_images(folder: Path) -> dict[str, str]:
-    """The fingerprint of each dataset that a run uses; empty if its images are drawn, or if it is of an older weft."""
+    """The mark of each dataset that a run uses; empty if its images are drawn, or if it is of an older weft."""
     path = folder / "environment.json"
     try:
         images = json.loads(path.read_text(encoding="utf-8")).get("images", {})

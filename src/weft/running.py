@@ -82,6 +82,7 @@ def resume(
         return Result(record.folder)
     try:
         check_images(record.folder)
+        check_cut(record.folder)
     except Problem:
         record.close()
         raise
@@ -91,18 +92,30 @@ def resume(
 
 
 def check_images(folder: Path) -> None:
-    """A run goes on with the images that it began with, or not at all."""
+    """These are the images that the run began with."""
     began = read_images(folder)
     own = began.keys() - SOURCES.keys()
-    found = {name: scenarios.mark_of(name) for name in began.keys() - own}
+    found = {name: cache.fingerprint(name) for name in began.keys() - own}
     if own:
         found |= scenarios.of(read_plan(folder)).images
     for name, mark in began.items():
+        mark = scenarios.fingerprint_in(mark)
         if (here := found.get(name)) != mark:
             place = "are there now" if name in own else f"{cache.folder()} has"
             raise Problem(
                 f"the run in {folder} began with other images of {name} ({mark}) than {place} ({here}); "
                 f"{'put them back' if name in own else 'name its cache with --data-dir'}, or run again in a new folder"
+            )
+
+
+def check_cut(folder: Path) -> None:
+    """They are cut into train, test and valid as they were when the run began."""
+    began = read_images(folder) or dict.fromkeys(scenarios.of(read_plan(folder)).datasets, "")  # else of an older weft
+    for name, mark in began.items():
+        if scenarios.is_cut_otherwise(name, mark):
+            raise Problem(
+                f"the run in {folder} began with another cut of {name} into train, test and valid than this "
+                "weft makes; run again in a new folder"
             )
 
 

@@ -57,15 +57,6 @@ class Job:
             )
         return True
 
-    def with_our_images(self) -> Path:
-        """The folder of a run that is over, if it is one of the images that are here now."""
-        if changed := changed_images(images_of(self.folder)):
-            raise Problem(
-                f"the run in {self.folder} is of other images of {', '.join(changed)} than are here now, or of another "
-                "cut of them; remove it or choose another --runs"
-            )
-        return self.folder
-
 
 @dataclass(frozen=True)
 class Request:
@@ -89,14 +80,25 @@ class Request:
     def over(self) -> dict[Key, Path]:
         """The folders of the jobs that are over, here or, with the very same plan, as a part of something else."""
         found: dict[Key, Path] = {}
+        self._check_images()
         others = self._others()
         for job in self.jobs:
             if job.is_begun():
                 if is_over(job.folder):
-                    found[job.key] = job.with_our_images()
+                    found[job.key] = job.folder
             elif (folder := others.get(job.plan.toml())) is not None:
                 found[job.key] = folder
         return found
+
+    def _check_images(self) -> None:
+        """Runs of other images are in the way of those that were asked for, also if they were stopped."""
+        changed = {job.folder: changed_images(images_of(job.folder)) for job in self.jobs if job.is_begun()}
+        if old := [folder for folder, names in changed.items() if names]:
+            more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
+            raise Problem(
+                f"the run in {old[0]}{more} is of other images of {', '.join(changed[old[0]])} than are here now, "
+                "or of another cut of them; remove it or choose another --runs"
+            )
 
     def _others(self) -> dict[str, Path]:
         """Finished runs of other tables and figures by their plans; what cannot be read there is not our business."""

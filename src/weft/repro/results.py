@@ -67,7 +67,7 @@ class Line:
     images_per_second: float | None
     plan_hash: str
     summary_hash: str
-    images: str = ""  # each dataset and its fingerprint; empty where images are drawn, or it was not recorded
+    images: str = ""  # each dataset and its mark; empty where images are drawn, or it was not recorded
 
     def traffic(self, direction: str) -> dict[str, float]:
         return {what: getattr(self, f"{direction}_{what}") for what in ("bytes", "nonzeros", "dense_bytes")}
@@ -110,14 +110,14 @@ def plan_text(folder: Path) -> str:
 
 
 def images_of(folder: Path) -> str:
-    """The datasets that a run used as NAME:FINGERPRINT words; empty if there are none."""
+    """The datasets that a run used as NAME:MARK words; empty if there are none."""
     return " ".join(f"{name}:{mark}" for name, mark in sorted(read_images(folder).items()))
 
 
 def changed_images(images: str) -> list[str]:
     """Those datasets of NAME:MARK words of which there are other images here now, or which are cut otherwise."""
-    marks = dict(word.split(":", 1) for word in images.split())
-    return sorted(name for name, mark in marks.items() if scenarios.has_changed(name, mark))
+    marks = (word.partition(":") for word in images.split())
+    return sorted(name for name, _, mark in marks if scenarios.has_changed(name, mark))
 
 
 def short_hash(text: str) -> str:

@@ -98,8 +98,16 @@ def has_changed(dataset: str, mark: str) -> bool:
     """Are the images that were marked so, or their cut, others than here? What is not in the cache is not known of."""
     if dataset not in SOURCES:
         return False
-    fingerprint, dot, cut = mark.partition(".")
-    return dot + cut != _cut_of(dataset) or (dataset in cache.there() and fingerprint != cache.fingerprint(dataset))
+    is_here = dataset in cache.there()
+    return is_cut_otherwise(dataset, mark) or (is_here and fingerprint_in(mark) != cache.fingerprint(dataset))
+
+
+def is_cut_otherwise(dataset: str, mark: str) -> bool:
+    return mark.removeprefix(fingerprint_in(mark)) != _cut_of(dataset)
+
+
+def fingerprint_in(mark: str) -> str:
+    return mark.partition(".")[0]
 
 
 def _cut_of(dataset: str) -> str:

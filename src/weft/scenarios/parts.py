@@ -2,8 +2,8 @@
 
 A set's own train and test images are pooled and cut .7 / .2 / .1 within each class, by a fixed seed: the cut is the
 same in every run, whatever the plan's seed, which decides only who gets what in which order. What is known to be a copy
-is never on two sides: frames of one traffic sign are near copies of each other, so a track is not cut, and notMNIST has
-hundreds of images more than once. Whoever changes a cut counts it in `weft.scenarios.CUTS`.
+stays together: frames of one traffic sign are near copies of each other, so a track is not cut, and notMNIST has
+hundreds of images more than once in a class. Whoever changes a cut counts it in `weft.scenarios.CUTS`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.scenarios.cutting import cut
 
 SEED = 0  # of all cuts; not the plan's
 SHARES: dict[Part, float] = {"train": 0.7, "test": 0.2, "valid": 0.1}  # the released code's, FIDELITY.md row 15
-HAS_COPIES = ("notmnist",)  # 492 of 18,724; CIFAR-100 has 26 of 60,000 and is cut as in the paper, into equal pieces
+HAS_COPIES = ("notmnist",)  # 492 of 18,724; CIFAR-100's 26 of 60,000 are left where they fall
 
 Indices = NDArray[np.int64]
 
@@ -34,28 +34,30 @@ def parts_of(dataset: Dataset, index: int) -> dict[Part, Indices]:
         raise Problem(f"class {index} of {dataset.name} has {len(mine)} images; each of its three parts needs one")
     rng = generator(SEED, "parts", dataset.name, index)
     if "track" in dataset.extra:
-        found = _by_track(f"class {index} of {dataset.name}", dataset.extra["track"][mine])
+        kind, groups = "tracks", [f"track {at}" if at >= 0 else "" for at in dataset.extra["track"][mine]]
+        found = _by_track(groups, f"class {index} of {dataset.name}")
     elif dataset.name in HAS_COPIES:
-        copies = [hashlib.sha256(image.tobytes()).hexdigest() for image in dataset.x[mine]]
-        found = np.array(cut(["class"] * len(mine), copies, SHARES, f"{dataset.name} {index}"))
+        kind, groups = "images that differ", [hashlib.sha256(image.tobytes()).hexdigest() for image in dataset.x[mine]]
+        found = np.array(cut(["class"] * len(mine), groups, SHARES, f"{dataset.name} {index}"))
     else:
         mine = rng.permutation(mine)
         sizes = {part: max(1, round(SHARES[part] * len(mine))) for part in ("test", "valid")}
         ends = np.cumsum([len(mine) - sum(sizes.values()), sizes["test"]])
         return dict(zip(PARTS, np.split(mine, ends), strict=True))
+    if absent := [part for part in PARTS if part not in found]:
+        count = len(set(groups) - {""})
+        raise Problem(f"class {index} of {dataset.name} has {count} {kind}: too few, there are no {absent[0]} images")
     return {part: rng.permutation(mine[found == part]) for part in PARTS}
 
 
-def _by_track(what: str, tracks: NDArray[np.int16]) -> NDArray[np.str_]:
+def _by_track(tracks: list[str], purpose: str) -> NDArray[np.str_]:
     """For each image of a class its part. GTSRB's own test set has no tracks, so nobody can tell the near copies in it:
     it is the test part as it stands, and whole tracks make the others."""
-    known = tracks >= 0
-    cut_too: tuple[Part, ...] = PARTS if known.all() else ("train", "valid")
-    groups = [f"track {track}" for track in tracks[known]]
+    known = np.array([track != "" for track in tracks])
+    wanted: tuple[Part, ...] = PARTS if known.all() else ("train", "valid")
+    groups = [track for track in tracks if track]
     found = np.full(len(tracks), "test", dtype="<U5")
-    found[known] = cut(["class"] * len(groups), groups, {part: SHARES[part] for part in cut_too}, what)
-    if absent := [part for part in PARTS if part not in found]:
-        raise Problem(f"{what} has {len(set(groups))} tracks, which leaves no {absent[0]} images: a track is not cut")
+    found[known] = cut(["class"] * len(groups), groups, {part: SHARES[part] for part in wanted}, purpose)
     return found
 
 

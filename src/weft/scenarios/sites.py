@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from weft.errors import Problem
 from weft.lazy import lazy
-from weft.scenarios import PARTS, Part, Scenario, Split, Task
+from weft.scenarios import Part, Scenario, Split, Task
 
 if TYPE_CHECKING:
     from weft.data import cache, own
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 else:
     cache, own, folders = lazy("weft.data.cache"), lazy("weft.data.own"), lazy("weft.scenarios.folders")
 
+PARTS: tuple[Part, ...] = ("train", "valid", "test")  # as they are shown
 DEPTH = 16  # bits of pictures that are deeper than 8, unless it is said otherwise
 
 
