@@ -59,6 +59,7 @@ def test_verify(command, tmp_path, small_cache):
     blob = bytearray((folder / "svhn.npz").read_bytes())
     blob[4000] ^= 1
     (folder / "svhn.npz").write_bytes(blob)
+    assert command("data", "verify", "mnist", "notmnist", "--data-dir", folder).out == "mnist: good\nnotmnist: good\n"
     outcome = command("data", "verify", "--data-dir", folder)
     assert outcome.code == 2
     assert outcome.err.count("\n") == 1
@@ -68,6 +69,13 @@ def test_verify(command, tmp_path, small_cache):
     assert listed.code == 2
     assert [entry["name"] for entry in json.loads(listed.out) if not entry["good"]] == ["svhn"]
     assert_one_line(command("data", "verify", "--data-dir", tmp_path / "none"), "there is no dataset", "weft data get")
+    assert_one_line(command("data", "verify", "mnits", "--data-dir", folder), "did you mean mnist?")
+
+
+def test_a_cache_that_is_no_folder(command, tmp_path):
+    (tmp_path / "file").touch()
+    for words in (["data", "list"], ["data", "get", "mnist"], ["show", "noniid-35"]):
+        assert_one_line(command(*words, WEFT_DATA=str(tmp_path / "file")), "file is not a folder", "WEFT_DATA")
 
 
 def test_faces_of_ones_own(command, tmp_path):
@@ -93,13 +101,14 @@ MISTAKES = {
     "two from one folder": (["data", "get", "mnist", "svhn", "--from", "."], ["one dataset"]),
     "a file that is not there": (["data", "get", "svhn", "--from", "."], ["train_32x32.mat", "is not there"]),
     "no data for a run": (["run", "overlapped-cifar100"], ["cifar100.npz", "weft data get cifar100"]),
+    "no faces": (["show", "noniid-50"], ["weft data get"]),
     "no data to show": (["show", "noniid-35"], ["weft data get"]),
     "too many tasks": (["run", "noniid-35", "tasks=8"], ["1 to 5 clients and 1 to 7 tasks"]),
     "no such scale": (["run", "noniid-35", "scale=tiny"], ["choose paper or small, not 'tiny'"]),
     "nearly scale": (["run", "noniid-35", "scal=small"], ["did you mean scale?"]),
     "words for no scenario": (["show", "nothing", "clients=3"], ["nothing is no scenario", "glyphs"]),
     "a picture of nothing": (["show", "nothing", "--picture", "a.png"], ["nothing is no scenario"]),
-    "neither run nor scenario": (["show", "nothing"], ["nothing is not a run folder"]),
+    "neither run nor scenario": (["show", "nothing"], ["nothing is not a run folder", "demo, folders, glyphs"]),
 }
 
 

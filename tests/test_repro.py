@@ -129,7 +129,10 @@ def test_some_rows_and_other_seeds_are_added(made):
     assert made("--only", "fedavg,avg-fast", "--seeds", "1", "--first-seed", "5").code == 0
     assert set(runs_made()) == {"stl-s0", "fedavg-s5", "avg-fast-s5"}
     assert [(line["row"], line["seed"]) for line in lines()] == [("avg-fast", "5"), ("fedavg", "5"), ("stl", "0")]
-    assert "`weft repro tiny --seeds 6`" in written("md")  # that is what makes all that is in it
+    made_by = (
+        "`weft repro tiny --seeds 1 --first-seed 5 --only fedavg,avg-fast` and `weft repro tiny --seeds 1 --only stl`"
+    )
+    assert f"Made by {made_by}." in written("md")
 
 
 @pytest.mark.slow
@@ -152,7 +155,7 @@ def test_a_stale_line_is_run_again_and_replaced(made):
     outcome = made("--seeds", "1", "--only", "stl")
     assert outcome.code == 0
     assert [line for line in outcome.err.splitlines() if "stale" in line] == [
-        "results/tiny.csv has stl s0 of another plan: stale, run again"
+        "results/tiny.csv has stl s0 of another plan: stale, run again (--out keeps yours apart)"
     ]
     assert set(runs_made()) == {"stl-s0"}
     assert lasting() == before
@@ -168,7 +171,7 @@ def test_lines_of_other_images_are_run_again_or_left_out(made):
     said = "of other images of notmnist, or of another cut of them"
     assert [line for line in outcome.err.splitlines() if "other images" in line] == [
         f"results/tiny.csv has fedavg s0 {said}: kept there, left out of the means",
-        f"results/tiny.csv has stl s0 {said}: stale, run again",
+        f"results/tiny.csv has stl s0 {said}: stale, run again (--out keeps yours apart)",
     ]
     assert set(runs_made()) == {"stl-s0"}
     assert [line["images"] for line in lines()] == [OTHER_CUT, ""]
@@ -179,13 +182,21 @@ def test_lines_of_other_images_are_run_again_or_left_out(made):
 @pytest.mark.slow
 def test_a_run_folder_of_other_images_is_refused_before_anything_runs(made):
     assert made("--seeds", "1", "--only", "stl").code == 0
-    before = written("csv")
     path = Path("runs/repro/tiny/stl-s0/environment.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "images": dict([OTHER_CUT.split(":")])}))
+    assert made("--seeds", "1", "--only", "stl").code == 0, "its line is of now: the folder is in nobody's way"
+    rewrite(lambda line: dataclasses.replace(line, images=OTHER_CUT))
+    before = {kind: written(kind) for kind in ("csv", "md", "tex")}
     outcome = made("--seeds", "1")
-    assert_one_line(outcome, "runs/repro/tiny/stl-s0", "other images of notmnist", "remove it or choose another --runs")
+    said = outcome.err.splitlines()
+    assert outcome.code == 2
+    assert [("stale" in line, "remove it or choose another --runs" in line) for line in said] == [
+        (True, False),
+        (False, True),
+    ]
+    assert "runs/repro/tiny/stl-s0 is of other images of notmnist" in said[1]
     assert set(runs_made()) == {"stl-s0"}
-    assert written("csv") == before
+    assert {kind: written(kind) for kind in before} == before
 
 
 def test_lines_that_nobody_asked_for_are_kept_and_not_counted(made):
@@ -256,7 +267,7 @@ def test_stopped_and_gone_on_with(made, monkeypatch):
         patch.setattr(TableBars, "answered", answered)
         outcome = made()
     assert outcome.code == 130
-    assert "stopped; the same command goes on with it: weft repro tiny --workers 1" in outcome.err
+    assert "seconds is saved, and the same command goes on with it: weft repro tiny --workers 1" in outcome.err
     assert [line["row"] for line in lines()] == ["fedavg"]
     assert "| fedavg | " in written("md")
     outcome = made()
@@ -266,6 +277,21 @@ def test_stopped_and_gone_on_with(made, monkeypatch):
     assert lasting() == lasting("whole")
     for kind in ("md", "tex"):
         assert written(kind) == written(kind, "whole")
+
+
+@pytest.mark.slow
+def test_stopped_before_the_first_run_is_over_nothing_has_changed(made, monkeypatch):
+    assert made("--seeds", "1", "--only", "stl").code == 0
+    rewrite(lambda line: dataclasses.replace(line, plan_hash="0" * 16))
+    shutil.rmtree("runs")
+    before = {kind: written(kind) for kind in ("csv", "md", "tex")}
+
+    def answered(bars: TableBars, *_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TableBars, "answered", answered)
+    assert made().code == 130
+    assert {kind: written(kind) for kind in before} == before
 
 
 @pytest.mark.slow
@@ -286,7 +312,7 @@ def test_as_json(made):
     outcome = made("--seeds", "1", "--only", "stl", "--json")
     assert outcome.code == 0
     found = json.loads(outcome.out)
-    assert found["command"] == "weft repro tiny --seeds 1 --only stl"
+    assert found["commands"] == ["weft repro tiny --seeds 1 --only stl"]
     assert [row["row"] for row in found["rows"]] == ["fedavg", "avg-fast", "stl"]
     row = found["rows"][2]
     assert row["accuracy"] == {"mean": 100 * float(lines()[0]["accuracy"]), "deviation": None}

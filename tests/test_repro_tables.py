@@ -38,7 +38,7 @@ def test_a_table_at_a_small_scale_has_files_of_its_own():
     ]
     assert sizes == [(5, 10, 20), (5, 5, 8)]
     results = Results(small, small.rows, range(1), {})
-    assert describing.command_of(results) == "weft repro table2-cifar --seeds 1 --scale small"
+    assert describing.commands_of(results) == ["weft repro table2-cifar --seeds 1 --scale small"]
     with pytest.raises(Problem, match="one size only"):
         repro.load("methods-glyphs", "small")
 

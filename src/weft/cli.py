@@ -175,8 +175,8 @@ def show_command(
         given = " ".join([*(words or []), *(["--picture"] if picture else [])])
         raise Problem(f"{folder} is no scenario, and {given} is for one of those: {', '.join(scenarios.SCENARIOS)}")
     if not folder.exists():
-        known = [*scenarios.SCENARIOS, *ready_plans()]
-        raise Problem(f"{folder} is not a run folder, nor a scenario; {nearest(str(folder), known)}")
+        known = {*scenarios.SCENARIOS, *ready_plans()}
+        raise Problem(f"{folder} is not a run folder, nor a scenario or plan; {nearest(str(folder), known)}")
     from weft.ledger import Entry, by
 
     summary = read_summary(folder)
@@ -276,7 +276,9 @@ def repro_command(
         with TableBars(notes) as bars:
             results, files = reproduce(request, outcome.desk, count, bars, lambda line: _say(notes, line))
     except KeyboardInterrupt:
-        _say(notes, f"\nstopped; the same command goes on with it: {shlex.join(['weft', *sys.argv[1:]])}")
+        command = shlex.join(["weft", *sys.argv[1:]])
+        saved = f"what is older than {SAVE_EVERY:g} seconds is saved"
+        _say(notes, f"\nstopped; {saved}, and the same command goes on with it: {command}")
         raise typer.Exit(130) from None
     if as_json:
         _print_json(outcome.as_object(results))

@@ -85,9 +85,13 @@ def get_command(
 
 
 @app.command("verify")
-def verify_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+def verify_command(
+    names: Annotated[list[str] | None, typer.Argument(help="Datasets; all that are there if none is named.")] = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
     """Read every byte of the cache, and say what is damaged."""
-    found = {name: cache.verify(name) for name in cache.there()}
+    found = {source_of(name).name: cache.verify(name) for name in names or cache.there()}
     if not found:
         raise Problem(f"there is no dataset in {cache.folder()}; weft data get NAME brings one")
     if as_json:

@@ -100,13 +100,15 @@ def mean_and_deviation(
 
 def folder(given: Path | None = None) -> Path:
     """Where the cache is: as given (--data-dir), else WEFT_DATA, else where this system keeps such things."""
-    if given is not None:
-        return given.expanduser()
-    if named := os.environ.get("WEFT_DATA"):
-        return Path(named).expanduser()
-    import pooch
+    named = given or os.environ.get("WEFT_DATA")
+    if not named:
+        import pooch
 
-    return Path(pooch.os_cache("weft"))
+        return Path(pooch.os_cache("weft"))
+    place = Path(named).expanduser()
+    if place.exists() and not place.is_dir():
+        raise Problem(f"{place} is not a folder; WEFT_DATA or --data-dir names the one with the datasets")
+    return place
 
 
 def there(given: Path | None = None) -> list[str]:
@@ -143,6 +145,8 @@ def fingerprint(name: str, given: Path | None = None) -> str:
 
 def missing(name: str, path: Path) -> str:
     command = f"weft data get {name}" + ("" if SOURCES[name].files else " --from FOLDER")
+    if name == "facescrub":
+        command = f"it has no public home: scenario=noniid-35 tasks=7 does without it, or {command}"
     return f"the dataset {name} is not there ({path}); {command} brings it, and WEFT_DATA or --data-dir names the cache"
 
 

@@ -150,7 +150,10 @@ def _failed(
     if (folder / file.name).exists():  # pooch puts there only what is whole
         text += f"the one in {folder} has a wrong checksum, it is half a file or another one; "
     if all(reason == "no connection" for _, reason in said):
-        return text + f"with a network, {command} tries again; or put the file into {folder} and run it"
+        return text + (
+            f"with a network, {command} tries again; without one, put what {file.urls[0]} has into {folder}, "
+            "or name your copy with --from FOLDER"
+        )
     if was_recorded and any(reason == "wrong checksum" for _, reason in said):
         own = checksums_file(given)
         return (

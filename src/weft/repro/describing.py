@@ -12,18 +12,28 @@ from weft.repro import Experiment
 from weft.repro.results import F, Results
 
 
-def command_of(results: Results[F]) -> str:
-    """The command that makes all that is shown; before there is anything, the one that was given."""
-    experiment, lines = results.experiment, results.current()
-    there = {line.row for line in lines} or {row.label for row in results.rows}
-    numbers = [line.seed for line in lines] or [*results.seeds]
-    words = ["weft", "repro", experiment.name, "--seeds", str(max(numbers) - min(numbers) + 1)]
+def commands_of(results: Results[F]) -> list[str]:
+    """The commands that make all that is shown, one for each number of seeds; if nothing is, the one that was given."""
+    seeds: dict[str, list[int]] = {}
+    for line in results.current():
+        seeds.setdefault(line.row, []).append(line.seed)
+    if not seeds:
+        seeds = {row.label: [*results.seeds] for row in results.rows}
+    rows: dict[tuple[int, int], list[str]] = {}
+    for row in results.experiment.rows:
+        if row.label in seeds:
+            rows.setdefault((min(seeds[row.label]), max(seeds[row.label])), []).append(row.label)
+    return [_command(results.experiment, *span, only) for span, only in rows.items()]
+
+
+def _command(experiment: Experiment, first: int, last: int, only: list[str]) -> str:
+    words = ["weft", "repro", experiment.name, "--seeds", str(last - first + 1)]
     if experiment.scale == "small":
         words += ["--scale", "small"]
-    if min(numbers) != experiment.first_seed:
-        words += ["--first-seed", str(min(numbers))]
-    if len(there) < len(experiment.rows):
-        words += ["--only", ",".join(row.label for row in experiment.rows if row.label in there)]
+    if first != experiment.first_seed:
+        words += ["--first-seed", str(first)]
+    if len(only) < len(experiment.rows):
+        words += ["--only", ",".join(only)]
     return shlex.join(words)
 
 
@@ -68,7 +78,12 @@ def heading(results: Results[F]) -> list[str]:
     """The first lines of a Markdown page: title, command, plan."""
     experiment = results.experiment
     facts, own = facts_of(experiment)
-    text = [f"# {experiment.title}", "", f"Made by `{command_of(results)}`.", ""]
+    text = [
+        f"# {experiment.title}",
+        "",
+        f"Made by {' and '.join(f'`{command}`' for command in commands_of(results))}.",
+        "",
+    ]
     if experiment.scale == "small":
         text += ["At a smaller scale than the paper's, whose numbers are of its own: the next line has ours.", ""]
     text += [f"Plan `{experiment.file.stem}`: {_words(facts)}.", ""]

@@ -52,6 +52,11 @@ class Desk(Generic[F]):
     def known(self) -> dict[Key, F]:
         return self.read_csv(self.csv)
 
+    def check(self) -> None:
+        """Can it be written? A folder where it cannot is not to be found out after hours."""
+        with self._locked():
+            pass
+
     def write(self, results: Results[F], more_to_come: bool = False) -> list[Path]:
         """All files, each whole; lines that another process has written meanwhile are kept. Says which they are."""
         with self._locked():

@@ -19,6 +19,8 @@ from weft.repro.desk import Desk
 from weft.repro.results import F, Key, Results, changed_images, images_of, key_of, plan_text
 from weft.running import check_resources, is_over, resume, run
 
+SPELLED_OUT = 6  # runs in a line; of more only the first and the last are named
+
 
 class TableScreen(Protocol):
     """Whoever shows a table while it is made; the last two are what a session tells."""
@@ -80,25 +82,14 @@ class Request:
     def over(self) -> dict[Key, Path]:
         """The folders of the jobs that are over, here or, with the very same plan, as a part of something else."""
         found: dict[Key, Path] = {}
-        self._check_images()
         others = self._others()
         for job in self.jobs:
             if job.is_begun():
-                if is_over(job.folder):
+                if is_over(job.folder) and not changed_images(images_of(job.folder)):
                     found[job.key] = job.folder
             elif (folder := others.get(job.plan.toml())) is not None:
                 found[job.key] = folder
         return found
-
-    def _check_images(self) -> None:
-        """Runs of other images are in the way of those that were asked for, also if they were stopped."""
-        changed = {job.folder: changed_images(images_of(job.folder)) for job in self.jobs if job.is_begun()}
-        if old := [folder for folder, names in changed.items() if names]:
-            more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
-            raise Problem(
-                f"the run in {old[0]}{more} is of other images of {', '.join(changed[old[0]])} than are here now, "
-                "or of another cut of them; remove it or choose another --runs"
-            )
 
     def _others(self) -> dict[str, Path]:
         """Finished runs of other tables and figures by their plans; what cannot be read there is not our business."""
@@ -150,7 +141,11 @@ def reproduce(
     if mixed := results.mixed_images():
         say(f"{desk.csv} has runs with different images of {', '.join(mixed)}: they do not compare")
     _check_images(waiting)
-    files = desk.write(results)  # now, so that a folder that cannot be written is not found out after hours
+    if waiting and not over:  # what stands there is left alone until there is something new
+        desk.check()
+        files: list[Path] = []
+    else:
+        files = desk.write(results)
     screen.table_started(len(request.jobs), [job.row.label for job in waiting], _seconds(over.items()))
     try:
         for job in waiting:
@@ -173,9 +168,16 @@ def reproduce(
 
 
 def _check_images(waiting: Sequence[Job]) -> None:
-    """A dataset that is not there is told once, before anything is written."""
+    """A dataset that is not there, or a run of other images that is in the way, is told before anything is run."""
     for job in {(job.plan.scenario, repr(job.plan.scenario_options)): job for job in waiting}.values():
         scenarios.of(job.plan)
+    changed = {job.folder: changed_images(images_of(job.folder)) for job in waiting if job.is_begun()}
+    if old := [folder for folder, names in changed.items() if names]:
+        more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
+        raise Problem(
+            f"the run in {old[0]}{more} is of other images of {', '.join(changed[old[0]])} than are here now, "
+            "or of another cut of them; remove it or choose another --runs"
+        )
 
 
 def _finish(job: Job, crew: Workers, screen: TableScreen) -> Path:
@@ -206,11 +208,16 @@ def _tell_stale(results: Results[F], waiting: Sequence[Job], csv: Path, say: Cal
             of = f"other images of {', '.join(changed)}, or of another cut of them"
         else:
             continue
-        done = "stale, run again" if key in asked else "kept there, left out of the means"
+        done = "stale, run again (--out keeps yours apart)" if key in asked else "kept there, left out of the means"
         why.setdefault(f"of {of}: {done}", []).append(key)
     for said, keys in why.items():
         say(f"{csv} has {_names(keys)} {said}")
 
 
 def _names(keys: Sequence[Key]) -> str:
-    return ", ".join(f"{label} s{seed}" for label, seed in keys)
+    """
+    >>> _names([("stl", 0), ("stl", 1)]), _names([("stl", seed) for seed in range(20)])
+    ('stl s0, stl s1', '20 runs (stl s0 to stl s19)')
+    """
+    names = [f"{label} s{seed}" for label, seed in keys]
+    return ", ".join(names) if len(names) <= SPELLED_OUT else f"{len(names)} runs ({names[0]} to {names[-1]})"

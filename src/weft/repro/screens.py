@@ -165,8 +165,8 @@ def rows(entries: Sequence[Entry], sign: str) -> Grid:
         grid.add_row(
             entry.row.label,
             spread_text(found["accuracy"], 1, sign),
-            *([spread_text(published and (published[0], None), 1, sign)] if with_paper else []),
-            spread_text(found["forgetting"], 3, sign),
+            *([spread_text(published and (published[0], None), 2, sign)] if with_paper else []),  # as printed
+            spread_text(means["forgetting"], 3, sign),
             *(spread_text(means[key], 1, sign) for key in ("up", "down", "model")),
             str(entry.seeds),
         )

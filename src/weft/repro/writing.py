@@ -12,7 +12,7 @@ from typing import Any
 
 from weft.metrics import Spread, spread
 from weft.repro import Published, Row, Table
-from weft.repro.describing import command_of, endings, grid, heading
+from weft.repro.describing import commands_of, endings, grid, heading
 from weft.repro.desk import Desk
 from weft.repro.results import Key, Line, Results, csv_text, read_csv, read_line
 from weft.screens import share_of_dense, spread_text
@@ -186,7 +186,7 @@ def latex(results: Results[Line]) -> str:
     caption = " ".join(filter(None, [f"{table.title.rstrip('.')}.", LEGEND, table.note]))
     return "\n".join(
         [
-            f"% made by {command_of(results)}",
+            *(f"% made by {command}" for command in commands_of(results)),
             r"\begin{table}",
             r"\centering",
             rf"\caption{{{escape(caption)}}}",
@@ -231,7 +231,7 @@ def as_object(results: Results[Line]) -> dict[str, Any]:
     return {
         "table": results.experiment.name,
         "title": results.experiment.title,
-        "command": command_of(results),
+        "commands": commands_of(results),
         "rows": rows,
         "kendall_tau": None if order is None else order.tau,
         "failed": [

@@ -103,7 +103,7 @@ def draw(panels: Panels) -> Mapping[str, Picture]:
 
 def _stems(axes: Axes, task: str, foreign: Mapping[str, Curve]) -> None:
     """From 1/n, where attention starts, to where it came."""
-    names = sorted(foreign, key=lambda name: (dataset_of(name), int(name.rpartition("-")[2])))
+    names = sorted(foreign, key=lambda name: -fmean(found.mean for _, found in foreign[name]))  # as `tell` has them
     for place, name in enumerate(names):
         colour = style.DATASETS.get(dataset_of(name), ("", style.GREY))[1]
         for count, found in foreign[name]:

@@ -62,7 +62,7 @@ FACES = {
     "fedprox+apd": Face("FedProx-APD", BLUE, "^"),
     "fedavg+apd": Face("FedAvg-APD", GREEN, "v"),
     "ewc": Face("EWC (local)", GREY, "s", "--"),
-    "fedprox+ewc": Face("FedProx-EWC", ORANGE, "^", "--"),
+    "fedprox+ewc": Face("FedProx-EWC", ORANGE, "X", "--"),
     "fedavg+ewc": Face("FedAvg-EWC", PINK, "v", "--"),
     "fedprox": Face("FedProx", BLACK, "D", ":"),
     "fedavg": Face("FedAvg", BLACK, "x", ":"),
@@ -139,8 +139,10 @@ def plot(axes: Axes, series: str, curve: Curve, scale: float = 1.0) -> None:
         zorder=4 if series == "fedweit" else 3,
     )
     if any(found.deviation for _, found in curve):
-        below = [scale * (found.mean - (found.deviation or 0.0)) for _, found in curve]
-        above = [scale * (found.mean + (found.deviation or 0.0)) for _, found in curve]
+        below, above = (
+            [scale * min(max(found.mean + side * (found.deviation or 0.0), 0.0), 1.0) for _, found in curve]
+            for side in (-1, 1)
+        )  # all that has a band is a share
         axes.fill_between(xs, below, above, color=face.colour, alpha=0.15, linewidth=0)
 
 

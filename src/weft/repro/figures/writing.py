@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.repro import Figure, Row
-from weft.repro.describing import command_of, endings, heading
+from weft.repro.describing import commands_of, endings, heading
 from weft.repro.desk import Desk
 from weft.repro.figures import points, style
 from weft.repro.figures.points import Panels, Plotted
@@ -70,7 +70,7 @@ def as_object(results: Results[Plotted]) -> dict[str, Any]:
     return {
         "figure": results.experiment.name,
         "title": results.experiment.title,
-        "command": command_of(results),
+        "commands": commands_of(results),
         "panels": {
             panel: {series: [[x, *found] for x, found in curve] for series, curve in curves.items()}
             for panel, curves in panels_of(results).items()
