@@ -101,7 +101,6 @@ MISTAKES = {
     "two from one folder": (["data", "get", "mnist", "svhn", "--from", "."], ["one dataset"]),
     "a file that is not there": (["data", "get", "svhn", "--from", "."], ["train_32x32.mat", "is not there"]),
     "no data for a run": (["run", "overlapped-cifar100"], ["cifar100.npz", "weft data get cifar100"]),
-    "no faces": (["show", "noniid-50"], ["weft data get"]),
     "no data to show": (["show", "noniid-35"], ["weft data get"]),
     "too many tasks": (["run", "noniid-35", "tasks=8"], ["1 to 5 clients and 1 to 7 tasks"]),
     "no such scale": (["run", "noniid-35", "scale=tiny"], ["choose paper or small, not 'tiny'"]),
@@ -170,3 +169,5 @@ def test_all_that_is_named_is_tried_and_each_failure_is_a_line(command, tmp_path
     assert "mnist: is there" in outcome.out
     assert outcome.err.startswith("weft: facescrub has no public home")
     assert outcome.err.count("\n") == 1
+    shown = command("show", "noniid-50", "--data-dir", folder)
+    assert_one_line(shown, "facescrub is not there", "no public home: scenario=noniid-35 tasks=7 does without it")

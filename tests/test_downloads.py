@@ -77,6 +77,7 @@ def test_a_download_that_fails_is_one_clear_line(tmp_path, upstream, base, said)
     point(closed() if base == "closed" else base)
     with pytest.raises(Problem) as caught:
         fetching.get("mnist", tmp_path / "cache")
+    assert (f"{SOURCES['mnist'].files[0].urls[0]} has" in str(caught.value)) == (base == "closed")
     for word in ("train-images-idx3-ubyte.gz", "127.0.0.1", said, "weft data get mnist"):
         assert word in str(caught.value)
     assert not [file for file in (tmp_path / "cache").rglob("*") if file.is_file()]

@@ -311,6 +311,22 @@ def test_the_tasks_of_the_paper_are_shown_where_they_are_there():
     assert attention.by_dataset(panels)["mnist", "svhn"] == (1.0, 2)
 
 
+def test_attention_is_drawn_from_the_largest_as_it_is_told():
+    of = {name: [(2.0, Spread(value, None))] for name, value in {"a-0": 0.4, "mnist-1": 0.6, "svhn-0": 0.5}.items()}
+    (axes, *_) = attention.draw({"mnist-0": of})[""].axes
+    order = [label.get_text() for label in axes.get_yticklabels()]
+    assert order == ["MNIST (1)", "SVHN (0)", "a (0)"]
+    assert "MNIST (1) 0.6000, SVHN (0) 0.5000, a (0) 0.4000" in attention.tell({"mnist-0": of})[0]
+
+
+def test_a_band_ends_where_shares_do():
+    _, ((axes,),) = style.new(1, 1, 3, 3)
+    style.plot(axes, "fedweit", [(0.0, Spread(0.95, 0.1)), (1.0, Spread(0.05, 0.1))], scale=100)
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0, 100)
+
+
 def test_the_chosen_tasks_of_forgetting_lie_where_the_papers_do():
     from matplotlib.figure import Figure as Picture
 

@@ -180,6 +180,8 @@ def test_long_names_fit_eighty_columns(by_hand):
     table = dataclasses.replace(by_hand.experiment, rows=(*ROWS, Row("fedprox+stable-sgd@published", "fedavg")))
     text = drawn(rows(writing.entries_of(Results(table, ROWS, range(2), by_hand.lines)), "±"))
     assert "60.0 ± 14.1" in text
+    assert "84.11" in text, "the paper's number as it is printed"
+    assert " 0.150 " in text, "forgetting without its deviation, which the files have"
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
 

@@ -84,8 +84,8 @@ class Request:
         found: dict[Key, Path] = {}
         others = self._others()
         for job in self.jobs:
-            if job.is_begun():
-                if is_over(job.folder) and not changed_images(images_of(job.folder)):
+            if job.is_begun() and not changed_images(images_of(job.folder)):
+                if is_over(job.folder):
                     found[job.key] = job.folder
             elif (folder := others.get(job.plan.toml())) is not None:
                 found[job.key] = folder
@@ -131,21 +131,22 @@ def reproduce(
     """
     crew = Workers(workers)
     over = request.over()
-    results = Results(request.experiment, request.rows, request.seeds, desk.known())
+    known = desk.known()
+    results = Results(request.experiment, request.rows, request.seeds, known)
     for job in request.jobs:
         if job.key in over:
             results.add(desk.read(job.row, job.seed, over[job.key]))
     current = {key_of(line) for line in results.current()}
     waiting = [job for job in request.jobs if job.key not in current]
+    _check_images(waiting)
     _tell_stale(results, waiting, desk.csv, say)
     if mixed := results.mixed_images():
         say(f"{desk.csv} has runs with different images of {', '.join(mixed)}: they do not compare")
-    _check_images(waiting)
-    if waiting and not over:  # what stands there is left alone until there is something new
-        desk.check()
-        files: list[Path] = []
-    else:
+    files: list[Path] = []
+    if not waiting or results.lines != known:
         files = desk.write(results)
+    else:  # what stands there is left alone until there is something new
+        desk.check()
     screen.table_started(len(request.jobs), [job.row.label for job in waiting], _seconds(over.items()))
     try:
         for job in waiting:
@@ -155,9 +156,11 @@ def reproduce(
                 results.add(desk.read(job.row, job.seed, folder))
             except Problem as problem:
                 crew.close()
-                failed = results.busy if isinstance(problem, Busy) else results.failures
-                failed[job.key] = str(problem)
                 screen.run_failed(*job.key, str(problem))
+                if isinstance(problem, Busy):
+                    results.busy[job.key] = str(problem)
+                    continue
+                results.failures[job.key] = str(problem)
             else:
                 summary = read_summary(folder) or {}
                 screen.run_over(*job.key, summary.get("accuracy"), summary["seconds"])
