@@ -19,7 +19,8 @@ from weft.data import cache
 from weft.data.sources import NORMALISATION
 from weft.errors import Problem
 from weft.plan import ready_plans
-from weft.scenarios import CUTS, PARTS, Scenario
+from weft.scenarios import PARTS, Scenario
+from weft.scenarios.marks import CUTS
 from weft.scenarios.parts import parts_of
 
 pytest_plugins = ["cli_helpers", "data_helpers"]
@@ -247,7 +248,7 @@ KNOWN_CUTS = {  # how often it was changed, and what it is
 
 
 def test_a_cut_that_changes_is_counted(small_data):
-    """If this fails, results of before and after do not compare: count the change in `weft.scenarios.CUTS`."""
+    """If this fails, results of before and after do not compare: count the change in scenarios/marks.py."""
     found = {}
     for name in KNOWN_CUTS:
         parts = [parts_of(cache.load(name), index) for index in range(10)]

@@ -20,7 +20,7 @@ from weft.record import read_images
 from weft.repro import Row
 from weft.repro.results import read_line
 from weft.running import check_images
-from weft.scenarios import CUTS, has_changed, mark_of
+from weft.scenarios.marks import CUTS, has_changed, mark_of
 
 pytest_plugins = ["data_helpers"]
 

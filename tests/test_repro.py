@@ -366,8 +366,8 @@ def test_runs_after_a_failed_one_have_fresh_workers(made):
     assert failed == lasting("whole")
 
 
-def test_a_run_that_another_process_is_at_is_no_failure(made):
-    """It is told, and the page says nothing of it."""
+def test_a_run_that_another_process_is_at_is_no_failure(made, monkeypatch):
+    """It is told, and the page says nothing of it; what is drawn at the end is drawn also if it was the last."""
     assert made("--only", "stl").code == 0
     (folder,) = Path("runs").rglob("stl-s0")
     (folder / "summary.json").unlink()  # as if it went on
@@ -377,6 +377,16 @@ def test_a_run_that_another_process_is_at_is_no_failure(made):
     assert outcome.code == 1
     assert "another process is working on" in outcome.err
     assert "Failed" not in written("md")
+    drawn, others = [], writing.TableDesk.others
+
+    def noted(desk: Any, results: Any, more_to_come: bool) -> Any:
+        drawn.append(not more_to_come)
+        return others(desk, results, more_to_come)
+
+    monkeypatch.setattr(writing.TableDesk, "others", noted)
+    with filelock.FileLock(folder / ".lock"):
+        assert made("--only", "fedavg,stl").code == 1
+    assert drawn == [False, True]
 
 
 # ---- mistakes -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from weft.record import (
     way_on,
 )
 from weft.result import Result
+from weft.scenarios import marks
 
 if TYPE_CHECKING:
     from weft.session import Connect, Screen, Session
@@ -99,7 +100,7 @@ def check_images(folder: Path) -> None:
     if own:
         found |= scenarios.of(read_plan(folder)).images
     for name, mark in began.items():
-        mark = scenarios.fingerprint_in(mark)
+        mark = marks.fingerprint_in(mark)
         if (here := found.get(name)) != mark:
             place = "are there now" if name in own else f"{cache.folder()} has"
             raise Problem(
@@ -112,7 +113,7 @@ def check_cut(folder: Path) -> None:
     """They are cut into train, test and valid as they were when the run began."""
     began = read_images(folder) or dict.fromkeys(scenarios.of(read_plan(folder)).datasets, "")  # else of an older weft
     for name, mark in began.items():
-        if scenarios.is_cut_otherwise(name, mark):
+        if marks.is_cut_otherwise(name, mark):
             raise Problem(
                 f"the run in {folder} began with another cut of {name} into train, test and valid than this "
                 "weft makes; run again in a new folder"

@@ -144,9 +144,9 @@ def fingerprint(name: str, given: Path | None = None) -> str:
 
 
 def missing(name: str, path: Path) -> str:
-    command = f"weft data get {name}" + ("" if SOURCES[name].files else " --from FOLDER")
-    if name == "facescrub":
-        command = f"it has no public home: scenario=noniid-35 tasks=7 does without it, or {command}"
+    command = f"weft data get {name}"
+    if not SOURCES[name].files:
+        command = f"it has no public home: scenario=noniid-35 tasks=7 does without it, or {command} --from FOLDER"
     return f"the dataset {name} is not there ({path}); {command} brings it, and WEFT_DATA or --data-dir names the cache"
 
 

@@ -159,8 +159,10 @@ def reproduce(
                 screen.run_failed(*job.key, str(problem))
                 if isinstance(problem, Busy):
                     results.busy[job.key] = str(problem)
-                    continue
-                results.failures[job.key] = str(problem)
+                    if not files:
+                        continue  # nothing is new
+                else:
+                    results.failures[job.key] = str(problem)
             else:
                 summary = read_summary(folder) or {}
                 screen.run_over(*job.key, summary.get("accuracy"), summary["seconds"])

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from weft import scenarios
 from weft.errors import Problem
 from weft.plan import Plan
 from weft.record import read_images, read_summary
 from weft.repro import Experiment, Row
+from weft.scenarios.marks import has_changed
 
 TIMES = ("seconds", "images_per_second")  # all of a summary that may differ between two runs of one plan
 
@@ -116,8 +116,8 @@ def images_of(folder: Path) -> str:
 
 def changed_images(images: str) -> list[str]:
     """Those datasets of NAME:MARK words of which there are other images here now, or which are cut otherwise."""
-    marks = (word.partition(":") for word in images.split())
-    return sorted(name for name, _, mark in marks if scenarios.has_changed(name, mark))
+    marked = (word.partition(":") for word in images.split())
+    return sorted(name for name, _, mark in marked if has_changed(name, mark))
 
 
 def short_hash(text: str) -> str:

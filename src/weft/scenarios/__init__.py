@@ -15,21 +15,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from pydantic import BaseModel
 
 from weft import named
-from weft.data.sources import SOURCES
 from weft.errors import Problem, nearest
-from weft.lazy import lazy
+from weft.scenarios.marks import mark_of
 from weft.signature import options_from
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from weft.data import cache
-else:
-    cache = lazy("weft.data.cache")
-
 Part = Literal["train", "valid", "test"]
 PARTS: tuple[Part, ...] = ("train", "test", "valid")  # in a cut: where two lack as much, the first gets it
-CUTS = {"notmnist": 1, "traffic_signs": 1}  # how often a dataset's cut was changed: results of two cuts do not compare
 
 
 @dataclass(frozen=True)
@@ -87,31 +81,6 @@ class Scenario:
         """What tells each dataset's images, and somebody's own, from others."""
         own = {self.name: self.fingerprint} if self.fingerprint else {}
         return {**{name: mark_of(name) for name in self.datasets}, **own}
-
-
-def mark_of(dataset: str) -> str:
-    """Which images the cache has of a dataset, and behind a dot which cut of them this is, if not the first."""
-    return cache.fingerprint(dataset) + _cut_of(dataset)
-
-
-def has_changed(dataset: str, mark: str) -> bool:
-    """Are the images that were marked so, or their cut, others than here? What is not in the cache is not known of."""
-    if dataset not in SOURCES:
-        return False
-    is_here = dataset in cache.there()
-    return is_cut_otherwise(dataset, mark) or (is_here and fingerprint_in(mark) != cache.fingerprint(dataset))
-
-
-def is_cut_otherwise(dataset: str, mark: str) -> bool:
-    return mark.removeprefix(fingerprint_in(mark)) != _cut_of(dataset)
-
-
-def fingerprint_in(mark: str) -> str:
-    return mark.partition(".")[0]
-
-
-def _cut_of(dataset: str) -> str:
-    return f".{CUTS[dataset]}" if dataset in CUTS else ""
 
 
 class ScenarioModule(Protocol):

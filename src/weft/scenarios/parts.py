@@ -3,7 +3,7 @@
 A set's own train and test images are pooled and cut .7 / .2 / .1 within each class, by a fixed seed: the cut is the
 same in every run, whatever the plan's seed, which decides only who gets what in which order. What is known to be a copy
 stays together: frames of one traffic sign are near copies of each other, so a track is not cut, and notMNIST has
-hundreds of images more than once in a class. Whoever changes a cut counts it in `weft.scenarios.CUTS`.
+hundreds of images more than once in a class. Whoever changes a cut counts it in marks.py.
 """
 
 from __future__ import annotations
