@@ -41,7 +41,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt hatchling editables
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt --no-build-isolation --editable .
-	$(BIN)/python -c "import torch, weft.cli, weft.session, weft.client"
+	$(BIN)/python -c "import torch, weft.cli.app, weft.runs.session, weft.core.client"
 	touch $@
 
 $(VENV)/ready-to-test: $(VENV)/ready

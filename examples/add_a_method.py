@@ -14,17 +14,17 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from weft.methods import base
-from weft.methods.base import Lesson, Method, Work
-from weft.state import State
+from weft.core.storage import State
+from weft.methods import method
+from weft.methods.method import Lesson, Method, Work
 
 
-class Options(base.Options):
+class Options(method.Options):
     strength: float = Field(0.01, ge=0)  # unknown options and values out of range are refused with a clear line
 
 
 class Anchored(Method):
-    options_class: ClassVar[type[base.Options]] = Options
+    options_class: ClassVar[type[method.Options]] = Options
     citation: ClassVar[str] = "weights pulled towards those of the last task"
     options: Options
 

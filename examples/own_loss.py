@@ -15,7 +15,7 @@ from torch.nn import functional
 from weft.networks.losses import Loss
 from weft.randomness import generator
 from weft.scenarios import Scenario, Task
-from weft.scenarios.own import from_arrays
+from weft.scenarios.arrays import from_arrays
 
 
 class SeveralLabels(Loss):

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from weft.randomness import generator
 from weft.scenarios import Scenario, Task
-from weft.scenarios.own import from_arrays, from_dataset
+from weft.scenarios.arrays import from_arrays, from_dataset
 
 
 def stripes(clients: int, tasks: int, seed: int, images: int = 90) -> Scenario:

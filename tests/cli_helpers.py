@@ -51,7 +51,7 @@ ANSWERS = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]  # of all cl
 
 SERVER = """
 import json, os, signal, sys, time, traceback
-import weft.cli, weft.session
+import weft.cli.app, weft.runs.session
 import torch
 with_gradient = torch.zeros(1, requires_grad=True)
 with_gradient.grad = torch.zeros(1)
@@ -69,14 +69,14 @@ def act(order):
     os.environ.update(order["env"])
     sys.argv = ["weft", *order["argv"]]
     if order["save_always"]:
-        weft.session.SAVE_SHARE = 0
+        weft.runs.session.SAVE_SHARE = 0
     if order["largest_file"]:
         import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"], resource.RLIM_INFINITY))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     code = 1
     try:
-        weft.cli.main()
+        weft.cli.app.main()
     except SystemExit as end:
         code = end.code or 0
     except BaseException:
@@ -275,7 +275,7 @@ class Stopper:
 def stop_after(folder: Path, answers: int, **options: Any) -> None:
     """Run the tiny plan until so many answers have come, with a checkpoint after each round."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.session.SAVE_SHARE", 0)  # however long saving takes
+        patch.setattr("weft.runs.session.SAVE_SHARE", 0)  # however long saving takes
         with pytest.raises(Stop):
             weft.run(tiny(), folder, screen=Stopper(answers), **{"save_every": 0.0, **options})
 

@@ -26,7 +26,7 @@ def _take_floats_back() -> None:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, Any]]:
     """What each client held when its last task ended, just before it put away what only a task under way needs."""
-    from weft.methods.apd import APD
+    from weft.methods.fedweit.apd import APD
 
     found: dict[int, dict[str, Any]] = {}
     finish = APD.finish

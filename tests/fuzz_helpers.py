@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weft.checks import Refused
-from weft.message import CHECKSUM, PREFIX, BadMessage
+from weft.core.checks import Refused
+from weft.wire.message import CHECKSUM, PREFIX, MessageError
 
 QUICK, STRUCTURED = 2_000, 10_000  # mutations
 GROWTH = 200 << 10  # kilobytes that all of it may take on top
@@ -37,7 +37,7 @@ class Target:
         """Refused, and in no other way than with a reason of one line."""
         try:
             self.open(wire)
-        except (Refused, BadMessage) as reason:
+        except (Refused, MessageError) as reason:
             return "\n" not in str(reason) and len(str(reason)) < 400
         return False
 

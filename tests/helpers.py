@@ -12,22 +12,22 @@ from typing import Any
 
 import torch
 
-from weft import client as client_module
-from weft.batches import Batches
-from weft.checks import Inspector
-from weft.client import World
-from weft.engines import Reply, Request, Saved
-from weft.engines.clocked import Clocked
-from weft.ledger import Ledger
-from weft.loop import Federation, Progress
-from weft.message import Message, decode
-from weft.methods.base import initial_body
+from weft.core import client as client_module
+from weft.core.checks import Inspector
+from weft.core.client import World
+from weft.core.engine import Reply, Request, Saved
+from weft.core.loop import Federation, Progress
+from weft.core.schedule import Schedule
+from weft.core.storage import State
+from weft.engines.simulated import Clocked
+from weft.methods.method import initial_body
+from weft.networks.batches import Batches
 from weft.networks.flat import Layer, Layout
 from weft.plan import Plan
 from weft.scenarios import Scenario
-from weft.schedule import Schedule
-from weft.state import State
-from weft.tensors import Payload, flatten
+from weft.wire.ledger import Ledger
+from weft.wire.message import Message, decode
+from weft.wire.tensors import Payload, flatten
 
 torch.set_num_threads(1)
 

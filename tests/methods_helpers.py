@@ -4,10 +4,10 @@ import pytest
 import torch
 from helpers import Run, run, tiny
 
-from weft.message import Message
 from weft.methods import COMBINATIONS, METHODS, class_of
-from weft.methods.fedweit import Options
-from weft.tensors import dense
+from weft.methods.fedweit.fedweit import Options
+from weft.wire.message import Message
+from weft.wire.tensors import dense
 
 PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets]
 NAMES = [*METHODS, *COMBINATIONS, *PRESETS]

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from weft.core.storage import State
 from weft.report.facts import group
 from weft.report.page import page
 from weft.report.reading import read_runs
-from weft.state import State
-from weft.tensors import dense
+from weft.wire.tensors import dense
 
 Rows = list[dict[str, str]]
 

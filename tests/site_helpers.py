@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from weft import cli_site
-from weft.engines.flower.memory import Memory
-from weft.message import Message, encode
+from weft.cli import site as cli_site
+from weft.flower.site_state import Memory
 from weft.plan import Plan
+from weft.wire.message import Message, encode
 
 TINY = {
     "name": "own",

@@ -11,7 +11,7 @@ from methods_helpers import (
     weit,
 )
 
-from weft.tensors import dense
+from weft.wire.tensors import dense
 
 
 def test_everything_travels_by_default():

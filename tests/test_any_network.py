@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
-from weft.batches import Batches
-from weft.errors import Problem
+from weft.errors import WeftError
+from weft.networks.batches import Batches
 from weft.networks.flat import Network
 from weft.networks.mlp import Mlp
 from weft.networks.resnet18 import ResNet18
@@ -267,20 +267,20 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("buffer", [torch.zeros(1, dtype=torch.int64), torch.zeros(2)], ids=["whole", "growing"])
 def test_what_cannot_be_kept_is_refused(buffer):
-    with pytest.raises(Problem, match=r"buffer 'seen' is changed by training and cannot be kept"):
+    with pytest.raises(WeftError, match=r"buffer 'seen' is changed by training and cannot be kept"):
         Network(Counting(buffer), 4, (2,))
 
 
 def test_batch_norm_without_momentum_is_refused():
     body = Normed()
     body.norm.momentum = None
-    with pytest.raises(Problem, match=r"batch norm 'norm' has momentum=None, which is not supported; choose"):
+    with pytest.raises(WeftError, match=r"batch norm 'norm' has momentum=None, which is not supported; choose"):
         Network(body, 6, (2,))
 
 
 def test_a_batch_of_one_image():
     network = make("normed")
-    with pytest.raises(Problem, match=r"a batch of 1 image is too small for batch norm; change batch_size"):
+    with pytest.raises(WeftError, match=r"a batch of 1 image is too small for batch norm; change batch_size"):
         network.compute_gradient(pictures(0, 1), torch.tensor([0]))
     make("mlp").compute_gradient(pictures(0, 1), torch.tensor([0]))
 

@@ -12,13 +12,13 @@ from cli_helpers import Stop, Stopper, assert_same_result, journal_lines, until
 from helpers import Run, differences, run, tiny, vector
 
 import weft
-from weft import Problem
-from weft.engines.clocked import Clocked
-from weft.loop import staleness_weight
+from weft import WeftError
+from weft.core.loop import staleness_weight
+from weft.core.schedule import task_lengths
+from weft.engines.simulated import Clocked
 from weft.methods.averaging import blend
 from weft.plan import Plan
-from weft.schedule import task_lengths
-from weft.tensors import Rows, Sparse
+from weft.wire.tensors import Rows, Sparse
 
 pytest_plugins = ["cli_helpers"]
 
@@ -87,7 +87,7 @@ def test_any_number_of_workers(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tasks", "arrival, faults", "deadline, late dropped"])
 def test_stopped_in_a_run_folder(name, tmp_path, monkeypatch):
-    monkeypatch.setattr("weft.session.SAVE_SHARE", 0)
+    monkeypatch.setattr("weft.runs.session.SAVE_SHARE", 0)
     whole = weft.run(plan(**MODES[name]), tmp_path / "whole").folder
     with pytest.raises(Stop):
         weft.run(plan(**MODES[name]), tmp_path / "stopped", screen=Stopper(5), save_every=0.0)
@@ -262,7 +262,7 @@ class OwnRound(weft.methods.class_of("fedavg")):  # type: ignore[misc]
     ],
 )
 def test_what_makes_no_sense_is_said_at_once(words, said):
-    with pytest.raises(Problem, match=said):
+    with pytest.raises(WeftError, match=said):
         Plan(**{"async": "arrival", **words})
 
 
@@ -273,11 +273,11 @@ def test_the_plan_is_read_as_it_was_written(tmp_path):
     assert Plan.load(tmp_path / "plan.toml", name=plan.name) == plan
     assert (plan.asynchronous, plan.clock.spread, plan.faults.drop) == ("tasks", 2.0, 0.1)
     assert 'async = "tasks"' in plan.toml()
-    with pytest.raises(Problem, match=r"unknown key clock.speed; did you mean clock.spread\?"):
+    with pytest.raises(WeftError, match=r"unknown key clock.speed; did you mean clock.spread\?"):
         Plan(**{"clock.speed": 2.0})
-    with pytest.raises(Problem, match=r"async: .*'none'"):
+    with pytest.raises(WeftError, match=r"async: .*'none'"):
         Plan(**{"async": "never"})
-    with pytest.raises(Problem, match="quorum is 9 but 5 clients"):
+    with pytest.raises(WeftError, match="quorum is 9 but 5 clients"):
         Plan(quorum=9)
 
 

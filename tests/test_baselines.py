@@ -9,14 +9,14 @@ from torch.nn import functional
 
 import weft
 from weft import methods
-from weft.message import Message, decode, encode
+from weft.core.optimizers import make_optimizer
+from weft.core.storage import State
 from weft.methods import COMBINATIONS, METHODS, class_of
-from weft.methods.base import Lesson, in_parts
-from weft.methods.formulas import curvature_gradient
+from weft.methods.fedweit.formulas import curvature_gradient
+from weft.methods.method import Lesson, in_parts
 from weft.networks.flat import Layer, Layout
-from weft.optimizers import make_optimizer
-from weft.state import State
-from weft.tensors import Sparse, dense
+from weft.wire.message import Message, decode, encode
+from weft.wire.tensors import Sparse, dense
 
 TALKING = [name for name in (*METHODS, *COMBINATIONS) if class_of(name).talks]
 AVERAGING = [name for name in TALKING if name != "fedweit"]  # they send theta itself
@@ -194,7 +194,7 @@ def test_the_servers_variate_is_the_mean_of_all_clients_and_theirs_stay_at_home(
 
 
 def test_server_rate_and_keep_do_not_go_together():
-    with pytest.raises(weft.Problem, match="server_rate needs keep=1"):
+    with pytest.raises(weft.WeftError, match="server_rate needs keep=1"):
         tiny(method="scaffold", method__keep=0.5, method__server_rate=2.0)
 
 
@@ -420,7 +420,7 @@ def test_plain_sgd_is_theta_minus_rate_times_gradient():
 def test_a_method_that_needs_sgd_refuses_adam(name):
     plan = tiny(method=name)
     assert (plan.optimizer, plan.sgd_rate) == ("sgd", class_of(name).sgd_rate)  # written down, not left to defaults
-    with pytest.raises(weft.Problem, match="needs SGD"):
+    with pytest.raises(weft.WeftError, match="needs SGD"):
         tiny(method=name, optimizer="adam")
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from weft.batches import Batches
+from weft.networks.batches import Batches
 from weft.scenarios import Split
 
 

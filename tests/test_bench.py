@@ -18,16 +18,17 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from weft import named, networks
+from weft import networks
+from weft import registry as named
 from weft.bench import bars, engine, paired, probe, server, steps, timing, wire
 from weft.bench.places import file_of
-from weft.client import World
-from weft.errors import Problem
-from weft.optimizers import make_optimizer
+from weft.core.client import World
+from weft.core.optimizers import make_optimizer
+from weft.core.training import train_step
+from weft.errors import WeftError
 from weft.plan import Plan
-from weft.tensors import Sparse
-from weft.training import train_step
-from weft.values import arriving
+from weft.wire.codec import arriving
+from weft.wire.tensors import Sparse
 
 torch.set_num_threads(1)
 
@@ -103,7 +104,7 @@ def test_operations_of_an_image_by_hand():
 
 
 def test_a_missing_file_is_told():
-    with pytest.raises(Problem, match=r"benchmarks/nobody\.py is missing.*install weft anew"):
+    with pytest.raises(WeftError, match=r"benchmarks/nobody\.py is missing.*install weft anew"):
         file_of("nobody.py")
 
 
@@ -216,7 +217,8 @@ def test_every_point_of_the_probe_is_reached_by_a_run_and_put_back(tmp_path):
         owner = named.find(f"{module}:{path.rpartition('.')[0]}") if "." in path else __import__("sys").modules[module]
         return vars(owner).get(path.rpartition(".")[2], "inherited")
 
-    from weft import running, session
+    from weft.runs import run as running
+    from weft.runs import session
 
     points = [probe.WHOLE, *(point for points in probe.POINTS.values() for point in points)]
     before = {point: found(point) for point in points}
@@ -228,7 +230,7 @@ def test_every_point_of_the_probe_is_reached_by_a_run_and_put_back(tmp_path):
     assert [point for point, calls in clock.calls.items() if not calls] == []
     assert {point: found(point) for point in points} == before
     assert all(seconds > 0 for seconds in clock.seconds.values()), clock.seconds
-    assert inspect.getattr_static(session.State, "load") is before["weft.state:State.load"]
+    assert inspect.getattr_static(session.State, "load") is before["weft.core.storage:State.load"]
 
 
 # ---- the other parts -------------------------------------------------------------------------------------------------
@@ -316,7 +318,7 @@ def test_pairs_that_are_stopped_end_their_runs(monkeypatch):
         started.append(process)
         ready.wait()
         ended.append(process.wait())
-        raise Problem("it ended")
+        raise WeftError("it ended")
 
     def interrupted(pool, ask_one, jobs):
         for job in jobs:

@@ -16,9 +16,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from weft import cli
 from weft.bench import bars, children, memory, peers, report, rounds, whole
-from weft.errors import Problem
+from weft.cli import app as cli
+from weft.errors import WeftError
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY: dict[str, Any] = {
@@ -276,7 +276,9 @@ def test_results_are_written_where_they_are_wanted(command, found, tmp_path):
         assert picture.size[0] > 1000
 
 
-@pytest.mark.parametrize("end", [KeyboardInterrupt(), Problem("the part wire ended with code 1"), ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "end", [KeyboardInterrupt(), WeftError("the part wire ended with code 1"), ZeroDivisionError()]
+)
 def test_what_was_measured_outlasts_a_stop(monkeypatch, tmp_path, end):
     pytest.importorskip("matplotlib")
     (tmp_path / "bench.json").write_text("an earlier one")
@@ -299,7 +301,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(monk
     monkeypatch.setattr(whole, "ask_part", lambda *_: pytest.fail("measured"))
     (tmp_path / "results").write_text("a file")
     done = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path / "results")])
-    assert isinstance(done.exception, Problem)
+    assert isinstance(done.exception, WeftError)
     assert "name another --out" in str(done.exception)
     assert (tmp_path / "results").read_text() == "a file"
 
@@ -308,11 +310,11 @@ def test_what_is_missing_is_told_before_anything_is_measured(monkeypatch, tmp_pa
     monkeypatch.setattr(peers, "PLACE", Path("nowhere", "python"))
     monkeypatch.setattr(whole, "ask_part", lambda *_: pytest.fail("measured"))
     done = CliRunner().invoke(cli.app, ["bench", "--peers"])
-    assert isinstance(done.exception, Problem)
+    assert isinstance(done.exception, WeftError)
     assert "make peers" in str(done.exception)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     done = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path)])
-    assert isinstance(done.exception, Problem)
+    assert isinstance(done.exception, WeftError)
     assert "pip install 'weft[figures]'" in str(done.exception)
 
 
@@ -363,13 +365,13 @@ def test_memory_is_that_of_a_process_and_its_children():
 
 @pytest.mark.long
 def test_a_part_that_fails_says_why():
-    with pytest.raises(Problem, match="batch_size"):
+    with pytest.raises(WeftError, match="batch_size"):
         children.ask_part("wire", {"plan": {"batch_size": -1}, "passes": 1}, lambda *_: None)
 
 
 @pytest.mark.long
 def test_a_run_that_fails_is_told(tmp_path):
-    told = pytest.raises(Problem, match=r"ended with code 2.*there is no plan nobody")
+    told = pytest.raises(WeftError, match=r"ended with code 2.*there is no plan nobody")
     with children.running(["nobody.toml", "--out", "run"], tmp_path) as process, told:
         children.watch(process, tmp_path, 60, lambda: False)
 

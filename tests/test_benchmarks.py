@@ -17,7 +17,7 @@ import weft
 from weft import Plan, scenarios
 from weft.data import cache
 from weft.data.sources import NORMALISATION
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.plan import ready_plans
 from weft.scenarios import PARTS, Scenario
 from weft.scenarios.marks import CUTS
@@ -101,14 +101,14 @@ def test_fewer_clients_and_tasks_are_the_first_of_the_deal(small_data, name):
 def test_more_than_there_is_names_the_limits(small_data, name):
     clients, tasks = {"overlapped-cifar100": (100, 20)}.get(name, SHAPES[name])
     for wanted in ((clients + 1, 1), (1, tasks + 1)):
-        with pytest.raises(Problem, match=rf"{name} has 1 to {clients} clients and 1 to {tasks} tasks"):
+        with pytest.raises(WeftError, match=rf"{name} has 1 to {clients} clients and 1 to {tasks} tasks"):
             build(name, *wanted)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_missing_dataset_is_named(tmp_path, monkeypatch, name):
     monkeypatch.setenv("WEFT_DATA", str(tmp_path))
-    with pytest.raises(Problem, match="weft data get cifar100"):
+    with pytest.raises(WeftError, match="weft data get cifar100"):
         build(name)
 
 
@@ -142,7 +142,7 @@ def test_images_are_shared_out_equally(small_data, clients, sizes):
 
 
 def test_too_many_clients_for_too_few_images(small_data):
-    with pytest.raises(Problem, match="too few images for 31 clients"):
+    with pytest.raises(WeftError, match="too few images for 31 clients"):
         build("overlapped-cifar100", 31, 1)
 
 
@@ -230,7 +230,7 @@ def test_copies_of_an_image_are_on_one_side(tmp_path):
     arrays["x"][:] = 0
     cache.write(tmp_path / "blank", "notmnist", arrays)
     with pytest.raises(
-        Problem, match="class 3 of notmnist has 1 images that differ: too few, there are no test images"
+        WeftError, match="class 3 of notmnist has 1 images that differ: too few, there are no test images"
     ):
         parts_of(cache.load("notmnist", tmp_path / "blank"), 3)
 
@@ -273,13 +273,13 @@ def test_few_large_tracks_leave_no_part_empty(tmp_path):
         found = parts_of(dataset, index)
         assert [len(found[part]) for part in PARTS] == [10, 10, 10]
     dataset.extra["track"][:] = 0
-    with pytest.raises(Problem, match="class 3 of traffic_signs has 1 tracks: too few, there are no test images"):
+    with pytest.raises(WeftError, match="class 3 of traffic_signs has 1 tracks: too few, there are no test images"):
         parts_of(dataset, 3)
     dataset.extra["track"][::2] = -1
-    with pytest.raises(Problem, match="class 3 of traffic_signs has 1 tracks: too few, there are no valid images"):
+    with pytest.raises(WeftError, match="class 3 of traffic_signs has 1 tracks: too few, there are no valid images"):
         parts_of(dataset, 3)
     dataset.extra["track"][:] = -1
-    with pytest.raises(Problem, match="class 3 of traffic_signs has 0 tracks: too few, there are no train images"):
+    with pytest.raises(WeftError, match="class 3 of traffic_signs has 0 tracks: too few, there are no train images"):
         parts_of(dataset, 3)
 
 

@@ -25,8 +25,9 @@ from cli_helpers import (
 )
 from rich.console import Console
 
-from weft import Plan, methods, networks, scenarios, screens
+from weft import Plan, methods, networks, scenarios
 from weft.plan import ready_plans
+from weft.report import screens
 
 pytest_plugins = ["cli_helpers"]
 
@@ -107,7 +108,7 @@ def test_help_of_each_command(command, name):
 def test_every_command_is_tested_here():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # typer asks click for names that click wants to give up
-        from weft.cli import app
+        from weft.cli.app import app
     assert {one.name for one in app.registered_commands} == set(COMMANDS)
     assert [one.name for one in app.registered_groups] == ["data", "hub", "site"]  # test_cli_data.py, tests/flower
 

@@ -9,9 +9,9 @@ from helpers import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.clock import Clock, Options
-from weft.engines import Reply, Request, Saved
-from weft.engines.clocked import Clocked
+from weft.core.engine import Reply, Request, Saved
+from weft.engines.clock import Clock, Options
+from weft.engines.simulated import Clocked
 
 OPTIONS = st.builds(
     Options,

@@ -74,11 +74,11 @@ def test_options_of_a_combination_are_those_of_its_parts():
     assert plan.method_options["lambda_ewc"] == 0.5
     assert tiny(method="fedprox+apd").method_options["biases"] == "private"  # apd's way
     assert tiny(method="fedprox+ewc").method_options["biases"] == "shared"
-    with pytest.raises(weft.Problem, match=r"unknown key method\.muu"):
+    with pytest.raises(weft.WeftError, match=r"unknown key method\.muu"):
         tiny(method="fedprox+ewc", method__muu=1)
-    with pytest.raises(weft.Problem, match=r"unknown key method\.ewc\.mu"):
+    with pytest.raises(weft.WeftError, match=r"unknown key method\.ewc\.mu"):
         tiny(method="fedprox+ewc", **{"method.ewc.mu": 1.0})
-    with pytest.raises(weft.Problem, match="is given twice"):
+    with pytest.raises(weft.WeftError, match="is given twice"):
         tiny(method="fedprox+apd", **{"method.fedprox.biases": "shared", "method.apd.biases": "private"})
 
 
@@ -90,7 +90,7 @@ def test_a_plans_options_hold_however_its_combination_is_written():
 
 @pytest.mark.parametrize(("name", "key"), [("scaffold", "learning_rate"), ("fedavg", "sgd_rate")])
 def test_a_rate_that_would_do_nothing_is_refused(name, key):
-    with pytest.raises(weft.Problem, match=f"{key} does nothing here"):
+    with pytest.raises(weft.WeftError, match=f"{key} does nothing here"):
         weft.Plan.merge({}, [f"method={name}", f"{key}=0.5"])
     assert weft.Plan.merge({key: 0.5}, [f"method={name}"]).method == name  # of a plan's file other methods may need it
 
@@ -145,6 +145,6 @@ def test_sections_of_a_plan_hold_for_the_parts_of_a_combination():
     ],
 )
 def test_a_pair_that_makes_no_sense_is_told_why(name, why):
-    with pytest.raises(weft.Problem, match=why) as caught:
+    with pytest.raises(weft.WeftError, match=why) as caught:
         tiny(method=name)
     assert "\n" not in str(caught.value)

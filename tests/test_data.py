@@ -23,7 +23,7 @@ from data_helpers import (
 from weft.data import cache, fetching, packing, pictures, readers
 from weft.data.readers import Damaged
 from weft.data.sources import NORMALISATION, SOURCES
-from weft.errors import Problem
+from weft.errors import WeftError
 
 pytest_plugins = ["data_helpers"]
 
@@ -135,9 +135,9 @@ def test_svhn(tmp_path):
 def test_svhn_without_scipy_names_the_extra_before_anything_is_downloaded(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "scipy.io", None)
     monkeypatch.setattr(fetching, "_download", lambda *_: pytest.fail("downloaded"))
-    with pytest.raises(Problem, match=r'pip install "weft\[data\]"'):
+    with pytest.raises(WeftError, match=r'pip install "weft\[data\]"'):
         fetching.get("svhn", tmp_path)
-    with pytest.raises(Problem, match=r'pip install "weft\[data\]"'):
+    with pytest.raises(WeftError, match=r'pip install "weft\[data\]"'):
         readers.read_mat(tmp_path / "train_32x32.mat")
 
 
@@ -207,12 +207,12 @@ def test_faces_are_the_people_with_the_most_pictures(tmp_path):
 
 
 def test_a_folder_without_people(tmp_path):
-    with pytest.raises(Problem, match="is no folder"):
+    with pytest.raises(WeftError, match="is no folder"):
         packing.pack_people(tmp_path / "nothing")
-    with pytest.raises(Problem, match="no subfolders with pictures"):
+    with pytest.raises(WeftError, match="no subfolders with pictures"):
         packing.pack_people(tmp_path)
     deeper = people(tmp_path / "all" / "actors", {"Ann": 1, "Bob": 1})
-    with pytest.raises(Problem, match=f"one subfolder alone.*{deeper}"):
+    with pytest.raises(WeftError, match=f"one subfolder alone.*{deeper}"):
         packing.pack_people(tmp_path / "all")
     assert packing.pack_people(deeper).note.startswith("2 people")
 
@@ -262,7 +262,7 @@ def test_pickle_is_refused(tmp_path, key, compressed):
     arrays = {**small_dataset("mnist"), key: np.array([{"a": 1}], dtype=object)}
     save = np.savez_compressed if compressed else np.savez
     save(tmp_path / "mnist.npz", **arrays)
-    with pytest.raises(Problem, match=r"is damaged .*([Oo]bjects,|Object arrays).*weft data get mnist --again"):
+    with pytest.raises(WeftError, match=r"is damaged .*([Oo]bjects,|Object arrays).*weft data get mnist --again"):
         cache.load("mnist", tmp_path)
 
 
@@ -283,7 +283,7 @@ def test_a_cache_that_does_not_fit_together_is_refused(tmp_path, change):
     cache.load("mnist", tmp_path)
     np.savez(tmp_path / "mnist.npz", **{**good, **change})
     os.utime(tmp_path / "mnist.npz", ns=(0, 7))
-    with pytest.raises(Problem, match="is damaged"):
+    with pytest.raises(WeftError, match="is damaged"):
         cache.load("mnist", tmp_path)
 
 
@@ -295,16 +295,16 @@ def test_damage_is_found(tmp_path):
     assert "fails its checksum" in str(cache.verify("mnist", tmp_path))
     path.write_bytes(blob[:-100])
     assert "is damaged" in str(cache.verify("mnist", tmp_path))
-    with pytest.raises(Problem, match="is damaged"):
+    with pytest.raises(WeftError, match="is damaged"):
         cache.load("mnist", tmp_path)
 
 
 def test_a_missing_dataset_names_file_and_command(tmp_path):
-    with pytest.raises(Problem, match=rf"{tmp_path}/svhn\.npz.*weft data get svhn"):
+    with pytest.raises(WeftError, match=rf"{tmp_path}/svhn\.npz.*weft data get svhn"):
         cache.load("svhn", tmp_path)
-    with pytest.raises(Problem, match="weft data get facescrub --from FOLDER"):
+    with pytest.raises(WeftError, match="weft data get facescrub --from FOLDER"):
         cache.load("facescrub", tmp_path)
-    with pytest.raises(Problem, match=r"did you mean cifar100\?"):
+    with pytest.raises(WeftError, match=r"did you mean cifar100\?"):
         cache.load("cifar-100", tmp_path)
 
 
@@ -338,7 +338,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(np, "savez", full)
-    with pytest.raises(Problem, match=r"cannot be written \(No space left on device\)"):
+    with pytest.raises(WeftError, match=r"cannot be written \(No space left on device\)"):
         cache.write(tmp_path, "mnist", {})
     assert not list(tmp_path.iterdir())
 

@@ -39,14 +39,15 @@ batch_size = 10
 """
 TINY_TABLES = """
 from pathlib import Path
-from weft import cli, repro
+from weft.cli import app as cli
+from weft import repro
 repro.Table.file = property(lambda table: Path("demo"))
 cli.main()
 """
 
 
 TINY_BENCH = """
-from weft import cli
+from weft.cli import app as cli
 from weft.bench import whole
 tiny = {"network": "mlp", "batch_size": 10, "scenario.train": 20, "scenario.valid": 10, "scenario.test": 10}
 whole.QUICK = whole.WHOLE = whole.Amounts(

@@ -12,7 +12,7 @@ from data_helpers import mnist_files, serving
 
 from weft.data import cache, fetching, sources
 from weft.data.sources import SOURCES, File
-from weft.errors import Problem
+from weft.errors import WeftError
 
 pytest_plugins = ["data_helpers"]
 
@@ -75,7 +75,7 @@ def test_mirrors_are_tried_in_turn(tmp_path, upstream):
 def test_a_download_that_fails_is_one_clear_line(tmp_path, upstream, base, said):
     point, _, _ = upstream
     point(closed() if base == "closed" else base)
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(WeftError) as caught:
         fetching.get("mnist", tmp_path / "cache")
     assert (f"{SOURCES['mnist'].files[0].urls[0]} has" in str(caught.value)) == (base == "closed")
     for word in ("train-images-idx3-ubyte.gz", "127.0.0.1", said, "weft data get mnist"):
@@ -87,7 +87,7 @@ def test_a_wrong_checksum(tmp_path, upstream):
     point, _, folder = upstream
     point("")
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(b"something else")
-    with pytest.raises(Problem, match=r"t10k-images-idx3-ubyte\.gz of mnist .*wrong checksum.*weft data get mnist"):
+    with pytest.raises(WeftError, match=r"t10k-images-idx3-ubyte\.gz of mnist .*wrong checksum.*weft data get mnist"):
         fetching.get("mnist", tmp_path / "cache")
     left = {file.name for file in (tmp_path / "cache").rglob("*") if file.is_file()}
     assert left == {"train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"}  # whole, and not fetched again
@@ -102,7 +102,7 @@ def test_an_unknown_checksum_is_recorded_and_holds_from_then_on(tmp_path, upstre
     assert recorded["mnist/train-labels-idx1-ubyte.gz"] == f"sha256:{hashlib.sha256(blob).hexdigest()}"
     fetching.get("mnist", tmp_path / "cache")
     (folder / "train-labels-idx1-ubyte.gz").write_bytes(blob + b"!")
-    with pytest.raises(Problem, match=r"wrong checksum.*first download, in .*checksums\.json"):
+    with pytest.raises(WeftError, match=r"wrong checksum.*first download, in .*checksums\.json"):
         fetching.get("mnist", tmp_path / "cache")
 
 
@@ -125,10 +125,10 @@ def test_original_files_from_a_folder(tmp_path, upstream):
     assert not asked
     assert len(list(folder.iterdir())) == 4  # the user's own files stay
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"")
-    with pytest.raises(Problem, match=r"t10k-labels-idx1-ubyte\.gz has a wrong checksum"):
+    with pytest.raises(WeftError, match=r"t10k-labels-idx1-ubyte\.gz has a wrong checksum"):
         fetching.get("mnist", tmp_path / "cache", folder=folder)
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(Problem, match=r"t10k-labels-idx1-ubyte\.gz is not there"):
+    with pytest.raises(WeftError, match=r"t10k-labels-idx1-ubyte\.gz is not there"):
         fetching.get("mnist", tmp_path / "cache", folder=folder)
 
 
@@ -136,7 +136,7 @@ def test_a_damaged_original_names_its_place(tmp_path, upstream):
     point, _, folder = upstream
     (folder / "train-images-idx3-ubyte.gz").write_bytes(b"no gzip")
     point("")
-    with pytest.raises(Problem, match=r"the files of mnist in .*cannot be read.*weft data get mnist"):
+    with pytest.raises(WeftError, match=r"the files of mnist in .*cannot be read.*weft data get mnist"):
         fetching.get("mnist", tmp_path / "cache")
 
 
@@ -146,7 +146,7 @@ def test_a_checksum_is_recorded_only_of_what_could_be_read(tmp_path, upstream):
     point("", checksums=False)
     good = (folder / "train-images-idx3-ubyte.gz").read_bytes()
     (folder / "train-images-idx3-ubyte.gz").write_bytes(b"<html>sorry</html>")
-    with pytest.raises(Problem, match="cannot be read"):
+    with pytest.raises(WeftError, match="cannot be read"):
         fetching.get("mnist", tmp_path / "cache")
     assert not (tmp_path / "cache" / "checksums.json").exists()
     (folder / "train-images-idx3-ubyte.gz").write_bytes(good)
@@ -161,9 +161,9 @@ def test_a_wrong_file_that_lies_there_is_told_without_a_network(tmp_path, upstre
     folder = fetching.downloads("mnist", tmp_path / "cache")
     folder.mkdir(parents=True)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(b"half")
-    with pytest.raises(Problem, match=r"no connection.*has a wrong checksum"):
+    with pytest.raises(WeftError, match=r"no connection.*has a wrong checksum"):
         fetching.get("mnist", tmp_path / "cache")
     (folder / "train-images-idx3-ubyte.gz").unlink()
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(WeftError) as caught:
         fetching.get("mnist", tmp_path / "cache")
     assert "wrong checksum" not in str(caught.value)

@@ -15,7 +15,7 @@ from PIL import Image
 
 import weft
 from weft import networks
-from weft.client import World
+from weft.core.client import World
 from weft.export.files import FORMATS, open_model, write
 from weft.export.model import Plain, take
 from weft.networks.lenet import LeNet
@@ -55,8 +55,8 @@ def mlp_run(tmp_path_factory):
 def own_answers(folder, client, step, count=100):
     """Logits by the library itself, and the test images they are for."""
     world = World(weft.Plan.load(folder / "plan.toml"))
-    from weft.record import read_manifest
-    from weft.state import State
+    from weft.core.storage import State
+    from weft.runs.folder import read_manifest
 
     reference = read_manifest(folder / "checkpoints")["clients"][str(client)]
     lesson = world.lesson(client, step)
@@ -212,7 +212,7 @@ def test_other_networks_methods_and_losses(tmp_path, case):
 def test_a_file_that_answers_otherwise_is_not_kept(mlp_run, tmp_path):
     taken = take(mlp_run, 0, 0)
     taken.logits[0, 0] += 1
-    with pytest.raises(weft.Problem, match="answers otherwise than the run"):
+    with pytest.raises(weft.WeftError, match="answers otherwise than the run"):
         write(taken, tmp_path / "model.safetensors", "safetensors")
     assert not list(tmp_path.iterdir())
 
@@ -254,10 +254,10 @@ def test_a_file_that_names_code_runs_none_of_it(key, mlp_run, tmp_path):
     code = tmp_path / "code.py"
     code.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\nAny = None\n")
     safetensors.torch.save_file(tensors, path, {"weft": json.dumps(facts | {key: f"{code}:Any"})})
-    with pytest.raises(weft.Problem, match="names code to run"):
+    with pytest.raises(weft.WeftError, match="names code to run"):
         open_model(path)
     assert not mark.exists()
-    with pytest.raises((weft.Problem, TypeError)):
+    with pytest.raises((weft.WeftError, TypeError)):
         open_model(path, trusted=True)  # it is no network and no loss, but now it was looked at
     assert mark.exists()
 
@@ -290,5 +290,5 @@ def test_mistakes_are_one_line(mlp_run, tmp_path, command, words, said):
 
 def test_without_the_extra_it_says_so(mlp_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(weft.Problem, match=r"pip install 'weft\[export\]'"):
+    with pytest.raises(weft.WeftError, match=r"pip install 'weft\[export\]'"):
         write(take(mlp_run, 0, 0), tmp_path / "model.onnx", "onnx")

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weft.scenarios import drawing
-from weft.scenarios.families import CHUNK, FAMILIES, NORMALISATION, class_name, draw
+from weft.scenarios.drawn import CHUNK, FAMILIES, NORMALISATION, class_name, draw
+from weft.scenarios.drawn import canvas as drawing
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 

@@ -14,13 +14,14 @@ import torch
 from helpers import Run, differences, run, state_bits, tiny, vector
 
 import weft
-from weft import Problem, named
-from weft.checks import Inspector, Refused, forms_of
-from weft.faults import Options, corrupted, fate
-from weft.message import BadMessage, Message, decode, encode
+from weft import WeftError
+from weft import registry as named
+from weft.core.checks import Inspector, Refused, forms_of
+from weft.core.schedule import Visit
+from weft.engines.faults import Options, corrupted, fate
 from weft.plan import Plan
-from weft.schedule import Visit
-from weft.tensors import Rows, Sparse
+from weft.wire.message import Message, MessageError, decode, encode
+from weft.wire.tensors import Rows, Sparse
 
 RATES = {"crash": 0.1, "drop": 0.2, "corrupt": 0.05, "delay": 0.15}
 
@@ -39,9 +40,9 @@ def test_fates_come_at_their_rates_and_always_the_same():
 
 
 def test_rates_are_less_than_one_together():
-    with pytest.raises(Problem, match="together"):
+    with pytest.raises(WeftError, match="together"):
         Plan(**{"faults.drop": 0.6, "faults.crash": 0.5})
-    with pytest.raises(Problem, match=r"faults.drop: .*less than 1"):
+    with pytest.raises(WeftError, match=r"faults.drop: .*less than 1"):
         Plan(**{"faults.drop": 1.0})
 
 
@@ -256,7 +257,7 @@ def test_a_client_near_divergence_is_heard(right):
     inspector, reply, visit = right
     assert inspector.fault(changed("number/valid_loss", 1e300)(reply), visit) == ""
     assert inspector.fault(changed("number/train_loss", -3)(reply), visit) == ""  # somebody's own loss
-    with pytest.raises(Problem, match="only finite numbers"):
+    with pytest.raises(WeftError, match="only finite numbers"):
         encode(changed("number/train_loss", float("nan"))(reply))
 
 
@@ -304,7 +305,7 @@ def test_who_repeats_itself_is_heard_once():
     honest = run(method="fedavg", quorum=3)
     loud = Replayer(tiny(method="fedavg", quorum=3))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.engines.clocked.Clocked._compute", _compute_with_echo)
+        patch.setattr("weft.engines.simulated.Clocked._compute", _compute_with_echo)
         loud.go()
     assert loud.incidents
     assert all("answered already" in reason for *_, reason in loud.incidents)
@@ -356,7 +357,7 @@ def test_corrupted_answers_are_never_what_they_were():
         assert bad != wire
         try:
             kinds.add(f"values {sorted(decode(bad).tensors)}")
-        except BadMessage as reason:
+        except MessageError as reason:
             kinds.add(str(reason)[:30])
     assert len(kinds) >= 3
 

@@ -17,13 +17,13 @@ from methods_helpers import (
 from torch.nn import functional
 
 from weft import methods
-from weft.errors import Problem
-from weft.message import Message
+from weft.core.storage import State
+from weft.errors import WeftError
 from weft.methods import averaging
-from weft.methods.fedweit import Options
-from weft.methods.formulas import rows_in_turn
-from weft.state import State
-from weft.tensors import Rows, Sparse, dense, same
+from weft.methods.fedweit.fedweit import Options
+from weft.methods.fedweit.formulas import rows_in_turn
+from weft.wire.message import Message
+from weft.wire.tensors import Rows, Sparse, dense, same
 
 # ---- FedWeIT: its limit
 
@@ -395,5 +395,5 @@ def test_the_gradients_of_a_step_are_those_of_eq_2(name, mask, past):
 
 
 def test_a_run_of_a_weft_that_sent_other_rows_is_refused_in_words():
-    with pytest.raises(Problem, match="begin it anew"):
+    with pytest.raises(WeftError, match="begin it anew"):
         methods.load("fedweit", {}).brief(State(numbers={"held": {}}), 0, 0, False, tiny())

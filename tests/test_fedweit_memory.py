@@ -9,10 +9,10 @@ from helpers import Run, run, spread, tiny, vector
 from methods_helpers import TALKING, adaptives, marked, moved, origin, weit
 
 from weft import methods
-from weft.message import Message
+from weft.core.storage import State
 from weft.methods import COMBINATIONS, METHODS, class_of
-from weft.state import State
-from weft.tensors import Sparse, dense, same, size
+from weft.wire.message import Message
+from weft.wire.tensors import Sparse, dense, same, size
 
 # ---- FedWeIT: the knowledge base
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from weft import networks
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.networks.fisher import fisher
 from weft.networks.flat import Network
 from weft.networks.lenet import LeNet
@@ -505,13 +505,13 @@ def test_how_examples_are_batched_does_not_matter():
 
 def test_no_examples():
     network = built(Mlp(12, 7, 5), 5, (3, 2, 2))
-    with pytest.raises(Problem, match="give at least one"):
+    with pytest.raises(WeftError, match="give at least one"):
         fisher(network, [])
 
 
 def test_a_norm_by_the_batch_is_refused():
     body, features, shape = normalised(nn.BatchNorm2d(4, track_running_stats=False))
-    with pytest.raises(Problem, match="norm normalises by its batch"):
+    with pytest.raises(WeftError, match="norm normalises by its batch"):
         fisher(built(body, features, shape), batches(*shape))
 
 

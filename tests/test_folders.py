@@ -13,7 +13,7 @@ from PIL import Image
 import weft
 from weft import scenarios
 from weft.data import own
-from weft.errors import Problem
+from weft.errors import WeftError
 
 pytest_plugins = ["cli_helpers"]
 
@@ -36,7 +36,7 @@ def scenario(path, **options):
 
 
 def refused(path, *words, **options):
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(WeftError) as caught:
         scenario(path, **options)
     assert "\n" not in str(caught.value)
     for word in words:
@@ -255,7 +255,7 @@ def test_what_is_no_folder_of_images(tmp_path):
     refused(tmp_path / "empty", "has no images", "CLIENT/TASK/CLASS")
     write_image(tmp_path / "p" / "x" / "t" / "stray.png", values(0, 0))
     refused(tmp_path / "p", "stray.png lies in no class")
-    with pytest.raises(Problem, match=r"scenario\.path=FOLDER"):
+    with pytest.raises(WeftError, match=r"scenario\.path=FOLDER"):
         scenarios.of(weft.Plan(scenario="folders"))
 
 
@@ -275,9 +275,9 @@ def test_what_is_wrong_with_a_table(tmp_path, text, said):
 
 
 def test_too_many_clients_or_tasks(photos):
-    with pytest.raises(Problem, match="has 2 clients, not 3"):
+    with pytest.raises(WeftError, match="has 2 clients, not 3"):
         scenarios.of(weft.Plan(scenario="folders", clients=3, **{"scenario.path": str(photos)}))
-    with pytest.raises(Problem, match="up to 2 tasks a client, not 7"):
+    with pytest.raises(WeftError, match="up to 2 tasks a client, not 7"):
         scenarios.of(weft.Plan(scenario="folders", tasks=7, **{"scenario.path": str(photos)}))
 
 
@@ -317,7 +317,7 @@ def test_a_run_knows_its_images_and_goes_on_with_no_others(photos, tmp_path):
     weft.resume(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     write_image(photos / "oslo" / "1-leaves" / "oak" / "3.png", values(2, 999))
-    with pytest.raises(Problem, match="began with other images of folders"):
+    with pytest.raises(WeftError, match="began with other images of folders"):
         weft.resume(tmp_path / "run")
 
 

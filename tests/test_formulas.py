@@ -8,7 +8,7 @@ from helpers import layout_of, spread, vector
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.methods.formulas import (
+from weft.methods.fedweit.formulas import (
     Foreign,
     compose,
     drift,
@@ -22,7 +22,7 @@ from weft.methods.formulas import (
     sparsity,
     strongest_rows,
 )
-from weft.tensors import Sparse
+from weft.wire.tensors import Sparse
 
 ONE = layout_of((1, 1))  # one weight
 TWO = layout_of((2, 3))  # two rows of three

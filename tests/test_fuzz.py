@@ -25,10 +25,10 @@ from fuzz_helpers import (
 )
 from helpers import Run, tiny
 
-from weft.checks import Inspector, Refused
-from weft.message import Message, decode, encode
-from weft.schedule import Visit
-from weft.values import BLOCK, HIGHEST
+from weft.core.checks import Inspector, Refused
+from weft.core.schedule import Visit
+from weft.wire.codec import BLOCK, HIGHEST
+from weft.wire.message import Message, decode, encode
 
 RANDOM = 100_000
 

@@ -23,11 +23,11 @@ from fuzz_helpers import (
 )
 from helpers import Run, differences, state_bits, tiny
 
-from weft.checks import request_fault
-from weft.client import World, answer
-from weft.message import BadMessage, Message, decode, encode
-from weft.state import State
-from weft.tensors import LARGEST, Payload, Rows, Sparse, dense, size
+from weft.core.checks import request_fault
+from weft.core.client import World, answer
+from weft.core.storage import State
+from weft.wire.message import Message, MessageError, decode, encode
+from weft.wire.tensors import LARGEST, Payload, Rows, Sparse, dense, size
 
 
 class Asked(Target):
@@ -128,7 +128,7 @@ def test_a_small_request_that_claims_gigabytes(requests, name):
     words = ("server", f"client-{target.client}", "1.0.0", ("begin", "receive"), 1, 0)
     wire = encode(Message(*words, {name: huge}, {"foreign": []}))
     assert len(wire) < 300
-    with pytest.raises(BadMessage, match="has 2,147,483,647 values, for this network"):
+    with pytest.raises(MessageError, match="has 2,147,483,647 values, for this network"):
         target.open(wire)
 
 

@@ -30,15 +30,16 @@ import torch
 from torch.nn import functional
 
 import weft
-from weft import methods, networks, optimizers, scenarios
-from weft.ledger import Entry
-from weft.methods import apd
-from weft.methods.base import Lesson
-from weft.methods.fedweit import FedWeIT
+from weft import methods, networks, scenarios
+from weft.core import optimizers
+from weft.core.storage import State
+from weft.methods.fedweit import apd
+from weft.methods.fedweit.fedweit import FedWeIT
+from weft.methods.method import Lesson
 from weft.randomness import generator
-from weft.record import accuracy_matrices, read_rows
-from weft.state import State
-from weft.tensors import dense
+from weft.runs.folder import accuracy_matrices, read_rows
+from weft.wire.ledger import Entry
+from weft.wire.tensors import dense
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "fedweit_in_one_file.py"
 specification = importlib.util.spec_from_file_location("fedweit_in_one_file", EXAMPLE)

@@ -12,11 +12,13 @@ import filelock
 import pytest
 from cli_helpers import tiny
 
-from weft import cli_hub, running
-from weft.engines import Engine, Saved
-from weft.hub import standing
-from weft.record import SITES, Record, write_text
-from weft.session import Session, local_engine
+from weft.cli import hub as cli_hub
+from weft.core.engine import Engine, Saved
+from weft.files import write_text
+from weft.flower.hub import status as standing
+from weft.runs import run as running
+from weft.runs.folder import SITES, Record
+from weft.runs.session import Session, local_engine
 
 pytest_plugins = ["cli_helpers"]
 

@@ -76,31 +76,33 @@ def named(wanted: set[str], *prefixes: str) -> set[str]:
     return {name for name in wanted if any(name == prefix or name.startswith(f"{prefix}.") for prefix in prefixes)}
 
 
-METHOD_FILES = [name for name in under("weft.methods") if name not in ("weft.methods", "weft.methods.base")]
+METHOD_FILES = [name for name in under("weft.methods") if name not in ("weft.methods", "weft.methods.method")]
 # from what starts a run down to the weights; data that all of them share (plan, message, ...) is not here
 CHAIN = [
-    ["weft.cli"],
+    ["weft.cli.app"],
     ["weft.export"],
-    ["weft.hub"],
+    ["weft.flower.hub"],
     ["weft.bench"],
     ["weft.repro"],
-    ["weft.running"],
-    ["weft.session"],
-    ["weft.loop"],
-    ["weft.engines"],
-    ["weft.client"],
-    ["weft.training"],
+    ["weft.runs.run"],
+    ["weft.runs.session"],
+    ["weft.core.loop"],
+    ["weft.core.engine"],
+    ["weft.core.client"],
+    ["weft.core.training"],
     ["weft.methods"],
     ["weft.networks"],
 ]
 
 
 def test_there_is_something_to_check():
-    assert {"weft.cli", "weft.loop", "weft.client", "weft.plan", "weft.record"} <= set(MODULES)
-    assert {"weft.methods.fedweit", "weft.methods.fedavg", "weft.methods.stl"} <= set(METHOD_FILES)
-    assert "weft.plan" in of("weft.loop")
-    assert "torch" in of("weft.methods.fedweit", "types")
-    assert "torch" not in of("weft.methods.fedweit", "load")
+    assert {"weft.cli.app", "weft.core.loop", "weft.core.client", "weft.plan", "weft.runs.folder"} <= set(MODULES)
+    assert {"weft.methods.fedweit.fedweit", "weft.methods.federated.fedavg", "weft.methods.continual.stl"} <= set(
+        METHOD_FILES
+    )
+    assert "weft.plan" in of("weft.core.loop")
+    assert "torch" in of("weft.methods.fedweit.fedweit", "types")
+    assert "torch" not in of("weft.methods.fedweit.fedweit", "load")
     for (group,) in CHAIN:
         assert under(group), group
 
@@ -109,47 +111,51 @@ def test_there_is_something_to_check():
 def test_nothing_knows_what_stands_before_it(place):
     before = [name for groups in CHAIN[:place] for name in groups]
     for module in under(*CHAIN[place]):
-        if module == "weft.engines.crew":  # a crew is workers and pipes
-            assert not named(of(module), "weft.methods", "weft.networks", "weft.client")
+        if module == "weft.engines.workers":  # a crew is workers and pipes
+            assert not named(of(module), "weft.methods", "weft.networks", "weft.core.client")
         assert not named(of(module), *before), module
 
 
 def test_the_loop_knows_no_method():
-    assert named(of("weft.loop"), "weft.methods") == {"weft.methods.base"}
-    assert not named(of("weft.loop"), "weft.record", "weft.screens", "weft.networks")
+    assert named(of("weft.core.loop"), "weft.methods") == {"weft.methods.method"}
+    assert not named(of("weft.core.loop"), "weft.runs.folder", "weft.report.screens", "weft.networks")
 
 
 @pytest.mark.parametrize("module", under("weft.methods"))
 def test_a_method_knows_no_engine(module):
     forbidden = (
-        "weft.engines",
-        "weft.loop",
-        "weft.record",
-        "weft.session",
-        "weft.running",
-        "weft.client",
-        "weft.result",
+        "weft.core.engine",
+        "weft.core.loop",
+        "weft.runs.folder",
+        "weft.runs.session",
+        "weft.runs.run",
+        "weft.core.client",
+        "weft.runs.result",
     )
-    assert not named(of(module), *forbidden, "weft.cli", "weft.screens", "weft.ledger", "weft.scenarios")
+    assert not named(
+        of(module), *forbidden, "weft.cli.app", "weft.report.screens", "weft.wire.ledger", "weft.scenarios"
+    )
 
 
-@pytest.mark.parametrize("module", under("weft.engines"))
+@pytest.mark.parametrize("module", under("weft.core.engine"))
 def test_an_engine_knows_no_learning(module):
     assert not named(of(module), *METHOD_FILES)
-    assert not named(of(module), "weft.networks", "weft.training", "weft.scenarios", "weft.metrics", "weft.loop")
+    assert not named(
+        of(module), "weft.networks", "weft.core.training", "weft.scenarios", "weft.metrics", "weft.core.loop"
+    )
 
 
 @pytest.mark.parametrize("module", under("weft.networks"))
 def test_a_network_knows_no_method(module):
-    allowed = ("weft.networks", "weft.errors", "weft.randomness", "weft.lazy", "weft.tensors", "weft.scenarios")
-    allowed += ("weft.named", "weft.batches", "weft.signature")
+    allowed = ("weft.networks", "weft.errors", "weft.randomness", "weft.lazy", "weft.wire.tensors", "weft.scenarios")
+    allowed += ("weft.registry", "weft.networks.batches", "weft.signature")
     assert named(of(module), "weft") == named(of(module), *allowed)
 
 
 @pytest.mark.parametrize("module", under("weft.scenarios"))
 def test_a_scenario_is_pure_data(module):
     allowed = ("weft.scenarios", "weft.errors", "weft.randomness", "weft.lazy", "weft.data")
-    allowed += ("weft.named", "weft.signature")
+    allowed += ("weft.registry", "weft.signature")
     assert named(of(module), "weft") == named(of(module), *allowed)
     assert not named(of(module), "torch")
 
@@ -162,19 +168,23 @@ def test_data_knows_no_learning(module):
 
 @pytest.mark.parametrize(
     "module",
-    [name for name in ("weft.screens", "weft.result", "weft.cli_report", *under("weft.report")) if name in MODULES],
+    [
+        name
+        for name in ("weft.report.screens", "weft.runs.result", "weft.cli.report", *under("weft.report"))
+        if name in MODULES
+    ],
 )
 def test_what_is_shown_comes_out_of_the_run_folder(module):
     working = (
-        "weft.session",
-        "weft.loop",
-        "weft.engines",
-        "weft.client",
-        "weft.state",
-        "weft.message",
-        "weft.training",
+        "weft.runs.session",
+        "weft.core.loop",
+        "weft.core.engine",
+        "weft.core.client",
+        "weft.core.storage",
+        "weft.wire.message",
+        "weft.core.training",
     )
-    assert not named(of(module), *working, "weft.running", "torch", "weft.methods", "weft.networks")
+    assert not named(of(module), *working, "weft.runs.run", "torch", "weft.methods", "weft.networks")
 
 
 @pytest.mark.parametrize("module", ["weft.errors", "weft.randomness", "weft.lazy", "weft.metrics"])
@@ -183,13 +193,15 @@ def test_the_ground_floor_stands_on_nothing(module):
 
 
 def test_things_are_found_by_name_without_torch():
-    assert named(of("weft.named"), "weft", "torch") == {"weft.errors"}
+    assert named(of("weft.registry"), "weft", "torch") == {"weft.errors"}
 
 
-WIRE = {"weft.errors", "weft.tensors", "weft.message", "weft.headers", "weft.values"}
+WIRE = {"weft.errors", "weft.wire.tensors", "weft.wire.message", "weft.wire.headers", "weft.wire.codec"}
 
 
-@pytest.mark.parametrize("module", ["weft.tensors", *under("weft.message", "weft.headers", "weft.values")])
+@pytest.mark.parametrize(
+    "module", ["weft.wire.tensors", *under("weft.wire.message", "weft.wire.headers", "weft.wire.codec")]
+)
 def test_the_wire_knows_no_learning(module):
     assert named(of(module), "weft") <= WIRE
 
@@ -212,7 +224,14 @@ def loaded_by(*roots: str) -> dict[str, list[str]]:
 
 def test_the_command_line_loads_no_torch():
     """The folder must be on disk before torch is loaded; a plan's check loads all files of methods and scenarios."""
-    roots = ["weft", "weft.cli", "weft.plan", "weft.record", *under("weft.methods", "weft.scenarios"), "weft.networks"]
+    roots = [
+        "weft",
+        "weft.cli.app",
+        "weft.plan",
+        "weft.runs.folder",
+        *under("weft.methods", "weft.scenarios"),
+        "weft.networks",
+    ]
     ways = loaded_by(*roots)
     assert "weft.errors" in ways
     assert "numpy" in ways
@@ -365,7 +384,7 @@ def test_flower_is_in_one_folder():
     """It renames things about yearly."""
     users = {module for module in MODULES if named(of(module), "flwr")}
     assert users
-    assert users <= set(under("weft.engines.flower"))
+    assert users <= set(under("weft.flower"))
 
 
 def test_every_package_that_is_used_is_named_in_pyproject():

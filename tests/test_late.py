@@ -8,9 +8,9 @@ import random
 import pytest
 from helpers import Run, differences, run, state_bits, tiny
 
-from weft import Problem
-from weft.engines.clocked import Clocked
-from weft.message import Message, decode, encode
+from weft import WeftError
+from weft.engines.simulated import Clocked
+from weft.wire.message import Message, decode, encode
 
 COMING_AND_GOING = {"deadline": 1.5, "clock__stay": 3.0, "clock__away": 4.0, "clock__spread": 4.0}
 WAYS = {
@@ -180,7 +180,7 @@ def test_whatever_goes_wrong_who_was_asked_is_tested_after_every_task_and_merged
     for number in range(150):
         try:
             plan = tiny(**some_plan(number))
-        except Problem:
+        except WeftError:
             continue  # what makes no sense together
         finished = Watched(plan).go()
         tried += 1

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import Problem
-from weft.ledger import HEADER, Entry, Ledger, by
-from weft.message import BadMessage, Message, encode
-from weft.tensors import Rows, Sparse
+from weft.errors import WeftError
+from weft.wire.ledger import HEADER, Entry, Ledger, by
+from weft.wire.message import Message, MessageError, encode
+from weft.wire.tensors import Rows, Sparse
 
 BODY = 100
 
@@ -135,16 +135,16 @@ def test_figures_are_plain_whole_numbers():
     ],
 )
 def test_damaged_rows_are_problems(row):
-    with pytest.raises(Problem, match=r"ledger row .* is damaged; it should read direction,client"):
+    with pytest.raises(WeftError, match=r"ledger row .* is damaged; it should read direction,client"):
         Entry.from_row(row)
 
 
 def test_wrong_words():
     ledger = Ledger(BODY)
-    with pytest.raises(Problem, match="no column 'clients'; did you mean client"):
+    with pytest.raises(WeftError, match="no column 'clients'; did you mean client"):
         ledger.by("clients")
     with pytest.raises(ValueError, match="'c2s' or 's2c'"):
         ledger.enter("up", 0, 0, 0, wire())
-    with pytest.raises(BadMessage):
+    with pytest.raises(MessageError):
         ledger.enter("c2s", 0, 0, 0, b"WEFT")
     assert ledger.entries == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import filelock
 import pytest
 
-from weft import locks
+from weft import files as locks
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import Problem
-from weft.headers import DEEPEST
-from weft.message import LONGEST_HEADER, BadMessage, Message, decode, encode, weigh
-from weft.tensors import LARGEST, Rows, Sparse, dense, nonzeros, same
+from weft.errors import WeftError
+from weft.wire.headers import DEEPEST
+from weft.wire.message import LONGEST_HEADER, Message, MessageError, decode, encode, weigh
+from weft.wire.tensors import LARGEST, Rows, Sparse, dense, nonzeros, same
 
 FRAME = 22  # magic 4, version 2, header length 4, payload length 8, checksum 4
 EMPTY_HEADER = (
@@ -47,7 +47,7 @@ def lying(payload=b"", tensors=None, **changes):
 
 def refused(wire, why):
     for read in (decode, weigh):
-        with pytest.raises(BadMessage, match=why) as caught:
+        with pytest.raises(MessageError, match=why) as caught:
             read(wire)
         assert str(caught.value).startswith("message refused: ")
         assert "\n" not in str(caught.value)
@@ -268,7 +268,7 @@ def test_values_that_are_not_finite_are_not_sent(value, count):
         vector = torch.ones(count)
         vector[place] = value
         for payload in (vector, Sparse.of(vector), Rows.of(vector, ((1, count),), torch.tensor([True]))):
-            with pytest.raises(Problem, match="'base' holds values that are not finite"):
+            with pytest.raises(WeftError, match="'base' holds values that are not finite"):
                 encode(message({"base": payload}))
 
 
@@ -276,7 +276,7 @@ def test_too_large_for_half():
     for value in (65504.0, 65519.0):  # the largest half, and what still rounds to it
         assert decode(encode(message({"x": torch.tensor([value])}), "half")).tensors["x"].item() == 65504
     for value in (65520.0, -70000.0, 1e38):
-        with pytest.raises(Problem, match="too large for half precision; choose float32"):
+        with pytest.raises(WeftError, match="too large for half precision; choose float32"):
             encode(message({"x": torch.tensor([1.0, value])}), "half")
 
 
@@ -305,7 +305,7 @@ def nest(depth):
     ],
 )
 def test_numbers_that_cannot_be_sent(numbers, why):
-    with pytest.raises(Problem, match=why):
+    with pytest.raises(WeftError, match=why):
         encode(message(numbers=numbers))
 
 
@@ -319,7 +319,7 @@ def test_numbers_at_the_limits_can_be_sent():
     [({"step": 1.0}, "step is not a whole"), ({"round": True}, "round is not a whole"), ({"sender": 3}, "sender is")],
 )
 def test_words_that_cannot_be_sent(words, why):
-    with pytest.raises(Problem, match=why):
+    with pytest.raises(WeftError, match=why):
         encode(message(**words))
 
 
@@ -362,7 +362,7 @@ def test_every_truncation_is_refused():
 
 def test_truncation_tells_both_lengths():
     wire = encode(message({"x": torch.ones(1100)}))
-    with pytest.raises(BadMessage) as caught:
+    with pytest.raises(MessageError) as caught:
         decode(wire[:4100])
     assert str(caught.value) == f"message refused: it is cut short (expected {len(wire):,} bytes, got 4,100)"
 
@@ -373,7 +373,7 @@ def test_every_altered_byte_is_refused():
         for change in (0x01, 0x80, 0xFF):
             altered = bytearray(wire)
             altered[place] ^= change
-            with pytest.raises(BadMessage):
+            with pytest.raises(MessageError):
                 decode(altered)
 
 
@@ -406,7 +406,7 @@ def test_any_lie_in_a_description_is_refused_or_harmless(data):
     wire = framed(header, wire[18 + length : -4])
     try:
         got = decode(wire)
-    except BadMessage as refusal:
+    except MessageError as refusal:
         assert "\n" not in str(refusal)  # noqa: PT017 - both outcomes are right
     else:
         assert encode(got, header["precision"]) == wire
@@ -539,14 +539,14 @@ def test_the_truth_is_taken_in(description, payload, ones):
 )
 def test_lies_with_a_valid_checksum(payload, tensors, why):
     wire = lying(payload, tensors)
-    with pytest.raises(BadMessage, match=why):
+    with pytest.raises(MessageError, match=why):
         decode(wire)
     if "finite" not in why:  # weigh reads no values
         refused(wire, why)
 
 
 def test_half_of_infinity_is_refused():
-    with pytest.raises(BadMessage, match="not finite"):
+    with pytest.raises(MessageError, match="not finite"):
         decode(lying(struct.pack("<e", float("inf")), [DENSE], precision="half"))
 
 
@@ -561,7 +561,7 @@ def test_no_lie_makes_memory_grow():
     ]
     tracemalloc.start()
     for wire in lies:
-        with pytest.raises(BadMessage):
+        with pytest.raises(MessageError):
             decode(wire)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -21,14 +21,14 @@ from methods_helpers import (
 
 import weft
 from weft import methods
-from weft.client import World, answer
-from weft.ledger import Ledger
-from weft.message import Message, encode
+from weft.core.client import World, answer
+from weft.core.storage import State
 from weft.methods import class_of
 from weft.metrics import backward_transfer, forgetting
 from weft.plan import Plan
-from weft.state import State
-from weft.tensors import size
+from weft.wire.ledger import Ledger
+from weft.wire.message import Message, encode
+from weft.wire.tensors import size
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -128,7 +128,7 @@ def test_heads_stay_at_home_and_private_biases_too(name, biases):
     else:
         try:
             finished = run(method=name, method__biases=biases)
-        except weft.Problem:
+        except weft.WeftError:
             pytest.skip(f"{name} has no {biases} biases")
     count = finished.layout.body - finished.layout.weights
     allowed = {finished.layout.weights, *([count] if biases == "shared" else [])}

@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from weft import errors, named
-from weft.errors import Problem
+from weft import errors
+from weft import registry as named
+from weft.errors import WeftError
 
 
 class Here:
@@ -25,7 +26,7 @@ def write(folder, text, name="thing.py"):
 
 
 def test_in_a_module():
-    assert named.find("weft.errors:Problem") is errors.Problem
+    assert named.find("weft.errors:WeftError") is errors.WeftError
     assert named.find("weft.errors:nearest") is errors.nearest
     assert named.find(f"{__name__}:Here.Inner") is Here.Inner
 
@@ -81,7 +82,7 @@ def test_a_file_sees_what_lies_beside_it(tmp_path):
 def test_what_is_wrong_with_a_file(tmp_path, text, name, said):
     file = write(tmp_path, text)
     for _ in range(2):  # a file that failed is not taken for loaded
-        with pytest.raises(Problem) as caught:
+        with pytest.raises(WeftError) as caught:
             named.find(f"{file}:{name}")
         assert str(caught.value).startswith(f"{file} {said}")
         assert "\n" not in str(caught.value)
@@ -89,7 +90,7 @@ def test_what_is_wrong_with_a_file(tmp_path, text, name, said):
 
 def test_a_file_that_failed_can_be_mended(tmp_path):
     file = write(tmp_path, "1 / 0")
-    with pytest.raises(Problem):
+    with pytest.raises(WeftError):
         named.find(f"{file}:Thing")
     file.write_text("class Thing: ...  # mended")
     assert named.find(f"{file}:Thing").__name__ == "Thing"
@@ -101,14 +102,14 @@ def test_a_file_that_failed_can_be_mended(tmp_path):
         ("no/such/file.py:Thing", "there is no file /"),
         ("no_such_module:Thing", "there is no module no_such_module on Python's path; install it, or name its file"),
         ("weft.no_such:Thing", "there is no module weft.no_such on Python's path"),
-        ("weft.errors:Problen", "weft.errors has no Problen; did you mean Problem?"),
+        ("weft.errors:Problen", "weft.errors has no Problen; did you mean WeftError?"),
         ("thing.py", "'thing.py' cannot be looked up; write package.module:Name or path/to/file.py:Name"),
         (":Thing", "':Thing' cannot be looked up"),
         ("thing.py:", "'thing.py:' cannot be looked up"),
     ],
 )
 def test_what_cannot_be_found(reference, said):
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(WeftError) as caught:
         named.find(reference)
     assert str(caught.value).startswith(said)
 
@@ -117,9 +118,9 @@ def test_a_module_that_fails(tmp_path, monkeypatch):
     write(tmp_path, "import no_such_package", "needs_another.py")
     write(tmp_path, "1 / 0", "divides.py")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Problem, match=r"needs_another cannot be imported: ModuleNotFoundError: .*no_such_package"):
+    with pytest.raises(WeftError, match=r"needs_another cannot be imported: ModuleNotFoundError: .*no_such_package"):
         named.find("needs_another:Thing")
-    with pytest.raises(Problem, match="divides cannot be imported: ZeroDivisionError: division by zero"):
+    with pytest.raises(WeftError, match="divides cannot be imported: ZeroDivisionError: division by zero"):
         named.find("divides:Thing")
 
 
@@ -127,7 +128,7 @@ def test_a_module_that_fails(tmp_path, monkeypatch):
 
 
 def test_there_and_back(tmp_path):
-    for thing in (errors.Problem, errors.nearest, Here, Here.Inner):
+    for thing in (errors.WeftError, errors.nearest, Here, Here.Inner):
         assert named.find(named.reference(thing)) is thing
     assert named.reference(Here.Inner) == f"{__name__}:Here.Inner"
     file = write(tmp_path, "class Thing: ...")
@@ -149,19 +150,19 @@ def local():
     ids=["lambda", "local", "partial", "one", "5"],
 )
 def test_what_cannot_be_named(thing):
-    with pytest.raises(Problem, match=r"define it .*at the top of a module"):
+    with pytest.raises(WeftError, match=r"define it .*at the top of a module"):
         named.reference(thing)
 
 
 def test_a_name_that_means_something_else(monkeypatch):
     old = Here
     monkeypatch.setattr(sys.modules[__name__], "Here", type("Here", (), {}))
-    with pytest.raises(Problem, match="is something else than what was given"):
+    with pytest.raises(WeftError, match="is something else than what was given"):
         named.reference(old)
 
 
 SCRIPT = """
-from weft import named
+from weft import registry as named
 
 class Thing: ...
 
@@ -188,7 +189,7 @@ def test_a_script_is_loaded_by_another_process(tmp_path):
     guarded = write(tmp_path, SCRIPT.format(start='if __name__ == "__main__":\n    work()'), "guarded.py")
     assert named.find(f"{guarded}:Thing").__name__ == "Thing"
     careless = write(tmp_path, SCRIPT.format(start="work()"), "careless.py")
-    with pytest.raises(Problem, match=r'careless.py runs itself .* put that under if __name__ == "__main__":'):
+    with pytest.raises(WeftError, match=r'careless.py runs itself .* put that under if __name__ == "__main__":'):
         named.find(f"{careless}:Thing")
 
 
@@ -201,5 +202,5 @@ def test_typed_in():
 
 
 def test_torch_stays_away():
-    text = "import sys, weft.named, weft.networks\nprint('torch' in sys.modules)"
+    text = "import sys, weft.registry, weft.networks\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], capture_output=True, text=True).stdout.strip() == "False"

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from weft import networks
-from weft.batches import Batches
+from weft.networks.batches import Batches
 from weft.networks.flat import TRUNCATED_DEVIATION, Network, variance_scaling
 from weft.networks.lenet import CHUNK, LeNet, LocalResponseNorm, channel_band
 from weft.networks.mlp import Mlp

@@ -5,9 +5,9 @@ import torch
 from helpers import run, vector
 
 from weft import methods
-from weft.methods.fedweit import anchored
-from weft.state import State
-from weft.tensors import Rows
+from weft.core.storage import State
+from weft.methods.fedweit.fedweit import anchored
+from weft.wire.tensors import Rows
 
 SEGMENTS = ((2, 1), (1, 2))  # two rows of one weight, one row of two
 

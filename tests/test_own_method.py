@@ -7,8 +7,8 @@ import torch
 from helpers import Run, differences, run, tiny
 
 import weft
-from weft.methods.base import Method, Options
-from weft.running import fresh_folder
+from weft.methods.method import Method, Options
+from weft.runs.run import fresh_folder
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = str(ROOT / "examples" / "add_a_method.py")
@@ -95,7 +95,7 @@ def test_the_smallest_method_combines_and_its_hooks_are_called():
     ],
 )
 def test_what_would_get_in_each_others_way_is_refused(name, why):
-    with pytest.raises(weft.Problem, match=why):
+    with pytest.raises(weft.WeftError, match=why):
         tiny(method=name)
 
 
@@ -132,7 +132,7 @@ def test_the_run_folder_has_a_short_name():
     ],
 )
 def test_what_is_no_method_is_refused(name, why):
-    with pytest.raises(weft.Problem, match=why) as caught:
+    with pytest.raises(weft.WeftError, match=why) as caught:
         tiny(method=name)
     assert "\n" not in str(caught.value)
 
@@ -147,22 +147,22 @@ def test_a_relative_file_is_found_again_from_another_folder(monkeypatch, tmp_pat
 
 
 def test_whose_option_it_is():
-    with pytest.raises(weft.Problem, match=r"unknown key method\.mu; .*method\.keep.*is an option of fedprox"):
+    with pytest.raises(weft.WeftError, match=r"unknown key method\.mu; .*method\.keep.*is an option of fedprox"):
         tiny(method="fedavg", method__mu=1.0)
 
 
 def test_apd_needs_adam():
-    with pytest.raises(weft.Problem, match="needs Adam"):
+    with pytest.raises(weft.WeftError, match="needs Adam"):
         tiny(method="apd", optimizer="sgd")
 
 
 def test_its_options_are_checked():
-    with pytest.raises(weft.Problem, match=r"did you mean method\.strength"):
+    with pytest.raises(weft.WeftError, match=r"did you mean method\.strength"):
         tiny(method=ANCHORED, method__strenght=1)
 
 
 FAULTY = """
-from weft.methods.base import Method, Options
+from weft.methods.method import Method, Options
 
 
 class Faulty(Method):
@@ -175,6 +175,6 @@ class Faulty(Method):
 def test_a_fault_in_it_is_told_by_a_worker_too(tmp_path, capfd):
     file = tmp_path / "faulty.py"
     file.write_text(FAULTY)
-    with pytest.raises(weft.Problem, match="KeyError: 'a slip of mine'; its traceback stands above"):
+    with pytest.raises(weft.WeftError, match="KeyError: 'a slip of mine'; its traceback stands above"):
         weft.run(tiny(method=f"{file}:Faulty"), tmp_path / "run", workers=2)
     assert 'raise KeyError("a slip of mine")' in capfd.readouterr().err

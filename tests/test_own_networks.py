@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 
 import weft
 from weft import networks
-from weft.errors import Problem
-from weft.message import Message
+from weft.core.optimizers import SGD
+from weft.core.training import train_step
+from weft.errors import WeftError
 from weft.methods import COMBINATIONS, METHODS
-from weft.optimizers import SGD
-from weft.training import train_step
+from weft.wire.message import Message
 
 torch.set_num_threads(1)
 
@@ -82,7 +82,7 @@ def test_a_plan_with_an_own_network_can_be_written_and_read(tmp_path):
     ],
 )
 def test_what_is_wrong_with_a_plan(words, said):
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(WeftError) as caught:
         weft.Plan(**words)
     assert str(caught.value).startswith(said)
 
@@ -101,14 +101,14 @@ def test_what_is_wrong_with_a_plan(words, said):
     ],
 )
 def test_what_is_wrong_with_a_network(name, said):
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(WeftError) as caught:
         networks.build(own(name), {}, (2,))
     assert str(caught.value).startswith(f"network {own(name)}: {said}")
     assert "\n" not in str(caught.value)
 
 
 def test_a_network_that_cannot_be_made():
-    with pytest.raises(Problem, match=r"it cannot be made with .*: AssertionError: embed_dim must be divisible"):
+    with pytest.raises(WeftError, match=r"it cannot be made with .*: AssertionError: embed_dim must be divisible"):
         networks.build(own("ViT"), {"width": 5}, (2,))
 
 
@@ -150,7 +150,7 @@ def test_a_network_that_does_not_work_leaves_no_folder(tmp_path):
     file.write_text(
         "from torch import nn\n\n\nclass Bad(nn.Module):\n    def forward(self, images):\n        return images\n"
     )
-    with pytest.raises(Problem, match="wanted are features"):
+    with pytest.raises(WeftError, match="wanted are features"):
         weft.run(weft.Plan.merge({"network": f"{file}:Bad"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -239,7 +239,7 @@ def test_shared_statistics_are_averaged_and_own_ones_stay():
 
 @pytest.fixture(scope="module")
 def crew():
-    from weft.engines.crew import Crew
+    from weft.engines.workers import Crew
 
     crew = Crew(2)
     yield crew

@@ -11,11 +11,12 @@ import pytest
 import torch
 
 import weft
-from weft import named, scenarios
-from weft.errors import Problem
+from weft import registry as named
+from weft import scenarios
+from weft.errors import WeftError
 from weft.networks.losses import Loss
 from weft.scenarios import Scenario
-from weft.scenarios.own import from_arrays, from_dataset
+from weft.scenarios.arrays import from_arrays, from_dataset
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"
@@ -92,7 +93,7 @@ def test_images_of_all_kinds_are_the_same_image():
 )
 def test_what_is_wrong_with_arrays(changed, said):
     given = {"images": np.zeros((10, 8, 8)), "labels": [0, 1] * 5, **changed}
-    with pytest.raises(Problem, match=said.replace("(", r"\(")):
+    with pytest.raises(WeftError, match=said.replace("(", r"\(")):
         from_arrays("t", given.pop("images"), given.pop("labels"), **given)
 
 
@@ -129,7 +130,7 @@ def test_a_function_will_do_in_python():
     ],
 )
 def test_what_is_no_scenario_is_refused(name, options, said):
-    with pytest.raises(Problem, match=said):
+    with pytest.raises(WeftError, match=said):
         scenarios.of(
             weft.Plan(
                 scenario=f"test_own_parts:{name}",
@@ -146,7 +147,7 @@ def test_options_of_the_plans_own_scenario_are_none_of_another():
     )
     assert plan.scenario_options == {"wrong": False}
     assert plan.network_options["hidden"] == 5
-    with pytest.raises(Problem, match=r"unknown key scenario\.train"):
+    with pytest.raises(WeftError, match=r"unknown key scenario\.train"):
         weft.Plan.merge({}, ["scenario=test_own_parts:two", "scenario.train=20"])
 
 
@@ -202,7 +203,7 @@ def test_the_usual_loss_by_name_is_the_usual_loss(tmp_path):
     ],
 )
 def test_what_is_wrong_with_a_plan(words, said):
-    with pytest.raises(Problem, match=said):
+    with pytest.raises(WeftError, match=said):
         weft.Plan(**words)
 
 

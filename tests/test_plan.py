@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weft
-from weft import Plan, Problem
+from weft import Plan, WeftError
 from weft.plan import ready_plans
 
 EXAMPLE = """
@@ -281,7 +281,7 @@ def test_a_written_plan_is_complete():
 
 def the_problem(act: Any, *arguments: Any, **keys: Any) -> str:
     """The line that a mistake gives."""
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(WeftError) as caught:
         act(*arguments, **keys)
     line = str(caught.value)
     assert "\n" not in line
@@ -438,8 +438,8 @@ def test_options_of_the_wrong_type_are_not_bent_into_shape():
 
 
 def test_a_problem_is_what_the_package_exports():
-    assert issubclass(weft.Problem, Exception)
-    with pytest.raises(weft.Problem):
+    assert issubclass(weft.WeftError, Exception)
+    with pytest.raises(weft.WeftError):
         weft.Plan(nonsense=1)
 
 
@@ -468,5 +468,5 @@ def test_a_plan_with_scale_is_read_as_it_was_written(tmp_path):
 
 
 def test_small_leaves_mistakes_to_be_told():
-    with pytest.raises(Problem, match="clients: input should be a valid integer, not 'many'"):
+    with pytest.raises(WeftError, match="clients: input should be a valid integer, not 'many'"):
         Plan.merge({"clients": "many", "scale": "small"})

@@ -10,8 +10,8 @@ import pytest
 from cli_helpers import tiny
 
 import weft
-from weft.record import read_manifest, write_manifest
-from weft.state import State
+from weft.core.storage import State
+from weft.runs.folder import read_manifest, write_manifest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc which file is put down")
 

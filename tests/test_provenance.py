@@ -15,11 +15,11 @@ from data_helpers import small_dataset
 import weft
 from weft import Plan, scenarios
 from weft.data import cache
-from weft.errors import Problem
-from weft.record import read_images
+from weft.errors import WeftError
 from weft.repro import Row
-from weft.repro.results import read_line
-from weft.running import check_images
+from weft.repro.store import read_line
+from weft.runs.folder import read_images
+from weft.runs.run import check_images
 from weft.scenarios.marks import CUTS, has_changed, mark_of
 
 pytest_plugins = ["data_helpers"]
@@ -63,10 +63,10 @@ def test_the_fingerprint_is_that_of_the_images(own_cache):
 
 def test_a_dataset_that_is_missing_or_damaged_has_none(own_cache):
     (own_cache / "mnist.npz").write_bytes(b"PK no zip")
-    with pytest.raises(Problem, match=r"mnist\.npz is damaged.*--again"):
+    with pytest.raises(WeftError, match=r"mnist\.npz is damaged.*--again"):
         cache.fingerprint("mnist")
     (own_cache / "mnist.npz").unlink()
-    with pytest.raises(Problem, match="weft data get mnist"):
+    with pytest.raises(WeftError, match="weft data get mnist"):
         cache.fingerprint("mnist")
 
 
@@ -95,7 +95,7 @@ def test_a_run_goes_on_with_the_same_images_or_not_at_all(own_cache, tmp_path):
     cache.write(own_cache, "svhn", {**arrays, "x": 255 - arrays["x"]})
     said = r"the run in .*run began with other images of svhn \(\w{16}\) than .*cache has \(\w{16}\); .*--data-dir"
     for _ in range(2):  # and its lock is free again
-        with pytest.raises(Problem, match=said):
+        with pytest.raises(WeftError, match=said):
             weft.resume(tmp_path / "run")
     cache.write(own_cache, "svhn", arrays)
     assert weft.resume(tmp_path / "run").accuracy is not None
@@ -105,7 +105,7 @@ def test_a_run_goes_on_with_the_same_cut_or_not_at_all(own_cache, tmp_path, monk
     with pytest.raises(Stop):
         weft.run(Plan.merge(TINY), tmp_path / "run", screen=Stopper(3))
     monkeypatch.setitem(CUTS, "svhn", 1)
-    with pytest.raises(Problem, match=r"another cut of svhn .*run again in a new folder"):
+    with pytest.raises(WeftError, match=r"another cut of svhn .*run again in a new folder"):
         weft.resume(tmp_path / "run")
     check_images(tmp_path / "run")  # of a model that is taken home the images matter, not their cut
     monkeypatch.delitem(CUTS, "svhn")
@@ -132,7 +132,7 @@ def test_a_run_of_an_older_weft_goes_on_unless_its_images_are_cut_otherwise_now(
     del environment["images"]
     path.write_text(json.dumps(environment))
     if scenario == "noniid-35":
-        with pytest.raises(Problem, match="began with another cut of traffic_signs"):
+        with pytest.raises(WeftError, match="began with another cut of traffic_signs"):
             weft.resume(tmp_path / "run")
     else:
         assert weft.resume(tmp_path / "run").accuracy is not None
@@ -163,7 +163,7 @@ def test_who_learns_what_in_the_scenario_of_interference(own_cache):
 def test_nobody_is_alone(own_cache):
     assert [len(tasks) for tasks in interference("nobody", clients=1, images=50).sequences] == [2]
     for sender, clients in (("nobody", 2), ("svhn", 1)):
-        with pytest.raises(Problem, match=f"scenario.sender={sender} has "):
+        with pytest.raises(WeftError, match=f"scenario.sender={sender} has "):
             interference(sender, clients=clients, images=50, sender_images=100)
     whole = interference("svhn", images=50, sender_images=5000)  # as many as there are, 21 of each class in both tasks
     assert [task.sizes["train"] for task in whole.sequences[1]] == [100, 100]

@@ -32,10 +32,10 @@ from cli_helpers import (
 )
 
 import weft
-from weft import Problem, Result, metrics
-from weft.ledger import Entry, by
+from weft import Result, WeftError, metrics
 from weft.plan import Plan
-from weft.record import FORMAT, Record, accuracy_matrices, read_rows
+from weft.runs.folder import FORMAT, Record, accuracy_matrices, read_rows
+from weft.wire.ledger import Entry, by
 
 pytest_plugins = ["cli_helpers"]
 
@@ -220,18 +220,18 @@ def test_a_result_as_a_frame(finished):
     assert list(last) == pytest.approx(result.accuracy_by_client)
     ledger = result.frame("ledger")
     assert ledger[ledger.direction == "c2s"].bytes.sum() == result.traffic["c2s"]["bytes"]
-    with pytest.raises(Problem, match=r"no table 'ledgr'.*accuracy, ledger"):
+    with pytest.raises(WeftError, match=r"no table 'ledgr'.*accuracy, ledger"):
         result.frame("ledgr")
 
 
 def test_a_frame_without_pandas_says_what_is_missing(finished, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(Problem, match="pip install pandas"):
+    with pytest.raises(WeftError, match="pip install pandas"):
         Result(finished).frame()
 
 
 def test_an_unfinished_run_has_no_result(stopped):
-    with pytest.raises(Problem, match=rf"not over; weft resume {stopped}"):
+    with pytest.raises(WeftError, match=rf"not over; weft resume {stopped}"):
         Result(stopped)
 
 
@@ -251,7 +251,7 @@ def test_a_run_is_never_written_over(tmp_path, finished, stopped, command, plan_
     for number, run in enumerate((finished, stopped)):
         folder = copy(run, tmp_path / str(number))
         before = contents(folder)
-        with pytest.raises(Problem, match=rf"already holds a run; weft resume {folder}"):
+        with pytest.raises(WeftError, match=rf"already holds a run; weft resume {folder}"):
             weft.run(tiny(), folder)
         assert_one_line(command("run", plan_file, "--out", folder, "--workers", "1"), "already holds a run", "--out")
         assert contents(folder) == before
@@ -297,7 +297,7 @@ class Crash(BaseException):
 def test_a_folder_that_was_killed_while_being_made_can_be_used(tmp_path, monkeypatch, writes):
     """After a kill between any two files there is either a run to resume, or a folder that a new run may take."""
     left = writes
-    whole = weft.record.write_text
+    whole = weft.runs.folder.write_text
 
     def crashing(path, text):
         nonlocal left
@@ -306,7 +306,7 @@ def test_a_folder_that_was_killed_while_being_made_can_be_used(tmp_path, monkeyp
         left -= 1
         whole(path, text)
 
-    monkeypatch.setattr(weft.record, "write_text", crashing)
+    monkeypatch.setattr(weft.runs.folder, "write_text", crashing)
     try:
         Record.create(tmp_path / "run", tiny()).close()
     except Crash:
@@ -316,7 +316,7 @@ def test_a_folder_that_was_killed_while_being_made_can_be_used(tmp_path, monkeyp
     monkeypatch.undo()
     try:
         record = Record.open(tmp_path / "run")
-    except Problem:
+    except WeftError:
         record = Record.create(tmp_path / "run", tiny())
     assert record.plan == tiny()
     assert record.manifest() is None
@@ -335,7 +335,7 @@ def test_a_second_process_is_refused_and_the_lock_dies_with_the_first(tmp_path, 
     before = contents(folder)
     assert_one_line(command("resume", folder, "--workers", "1"), "another process", str(folder))
     assert_one_line(command("run", plan_file, "--out", folder, "--workers", "1"), "already holds a run")
-    with pytest.raises(Problem, match="another process"):
+    with pytest.raises(WeftError, match="another process"):
         weft.resume(folder)
     assert command("show", folder).code == 0  # reading is free
     assert contents(folder) == before
@@ -346,7 +346,7 @@ def test_a_second_process_is_refused_and_the_lock_dies_with_the_first(tmp_path, 
 
 def test_the_same_process_twice_is_refused_too(tmp_path):
     record = Record.create(tmp_path / "run", tiny())
-    with pytest.raises(Problem, match="another process"):
+    with pytest.raises(WeftError, match="another process"):
         Record.open(tmp_path / "run")
     record.close()
     Record.open(tmp_path / "run").close()
@@ -400,7 +400,7 @@ def test_a_folder_of_another_version(tmp_path, command, stopped):
 def test_a_damaged_run_json(tmp_path, stopped, text):
     folder = copy(stopped, tmp_path / "run")
     (folder / "run.json").write_text(text)
-    with pytest.raises(Problem, match="not a run folder"):
+    with pytest.raises(WeftError, match="not a run folder"):
         weft.resume(folder)
 
 
@@ -450,13 +450,13 @@ def test_a_damaged_gift_to_the_knowledge_base_is_noticed_when_it_is_needed(tmp_p
     blob = bytearray(file.read_bytes())
     blob[-1] ^= 128
     file.write_bytes(blob)
-    with pytest.raises(Problem, match="checkpoint is corrupt"):
+    with pytest.raises(WeftError, match="checkpoint is corrupt"):
         weft.resume(folder)
 
 
 def assert_manifest_refused(folder: Path) -> None:
     before = contents(folder)
-    with pytest.raises(Problem, match="checkpoint") as caught:
+    with pytest.raises(WeftError, match="checkpoint") as caught:
         weft.resume(folder)
     assert "\n" not in str(caught.value)
     after = contents(folder)
@@ -523,7 +523,7 @@ def test_a_matrix_with_a_hole_is_refused(tmp_path, finished):
     lines = (folder / "accuracy.csv").read_text().splitlines()
     del lines[next(place for place, line in enumerate(lines) if line.startswith("0,1,0,"))]  # half of a row
     (folder / "accuracy.csv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(Problem, match=r"accuracy\.csv"):
+    with pytest.raises(WeftError, match=r"accuracy\.csv"):
         _ = Result(folder).accuracy_matrix
 
 
@@ -619,13 +619,13 @@ FULL_DISK = """
     place, plan = sys.argv[1:]
     def mount(*options):
         subprocess.run(["mount", "-t", "tmpfs", *options, "none", place], check=True)
-    import weft.session
-    weft.session.SAVE_SHARE = 0  # a checkpoint after each round, however long it takes
+    import weft.runs.session
+    weft.runs.session.SAVE_SHARE = 0  # a checkpoint after each round, however long it takes
     mount("-o", "size=3m")
     try:
         weft.run(weft.Plan.load(plan), f"{place}/run", save_every=0)
         raise SystemExit("the disk was large enough")
-    except weft.Problem as problem:
+    except weft.WeftError as problem:
         said = str(problem)
     mount("-o", "remount,size=64m")
     result = weft.resume(f"{place}/run")

@@ -23,14 +23,14 @@ from rich.console import Console
 
 import weft
 from weft import metrics
-from weft.record import accuracy_matrices, read_measures
+from weft.core.storage import State
 from weft.report import page as page_module
 from weft.report.facts import group, label
 from weft.report.figures import when
 from weft.report.helping import CAVEATS, helps
 from weft.report.reading import read_journal, read_runs
 from weft.report.terminal import more_about
-from weft.state import State
+from weft.runs.folder import accuracy_matrices, read_measures
 
 pytest_plugins = ["cli_helpers"]
 
@@ -452,7 +452,7 @@ def test_mistakes_are_one_line(finished, tmp_path, command):
 
 @pytest.mark.slow
 def test_a_report_loads_no_torch(finished, tmp_path):
-    program = "import sys; sys.modules['torch'] = None; from weft.cli import main; main()"
+    program = "import sys; sys.modules['torch'] = None; from weft.cli.app import main; main()"
     argv = [sys.executable, "-c", program, "report", str(finished), "--out", str(tmp_path / "page.html")]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

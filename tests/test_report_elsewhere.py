@@ -15,10 +15,10 @@ from report_helpers import states, vector
 from rich.console import Console
 from skips import LOUD
 
-from weft.record import read_rows
 from weft.report.facts import group
 from weft.report.reading import read_runs
 from weft.report.terminal import LETTERS, more_about
+from weft.runs.folder import read_rows
 
 pytest_plugins = ["cli_helpers"]
 
@@ -96,7 +96,7 @@ def test_figures_are_written_the_same_each_time(command, tmp_path, finished, fin
 
 @needs_matplotlib
 def test_the_lines_are_those_of_the_page(finished, finished_fedavg):
-    from weft.report.papers import accuracy
+    from weft.report.matplotlib import accuracy
 
     groups = group(read_runs([finished, finished_fedavg]))
     figure = accuracy(groups)
@@ -162,7 +162,7 @@ def test_without_an_extra_there_is_one_line_that_says_how(finished, tmp_path):
     import sys
 
     for word, package in (("figures", "matplotlib"), ("tensorboard", "tensorboard")):
-        program = f"import sys; sys.modules[{package!r}] = None; from weft.cli import main; main()"
+        program = f"import sys; sys.modules[{package!r}] = None; from weft.cli.app import main; main()"
         argv = [sys.executable, "-c", program, word, str(finished), "--out", str(tmp_path / word)]
         done = subprocess.run(argv, capture_output=True, text=True, check=False)
         assert done.returncode == 2

@@ -18,10 +18,10 @@ from cli_helpers import ANSWERS, TINY, assert_one_line, copy, until
 from report_helpers import data_of
 
 import weft
-from weft.locks import is_held
-from weft.record import Record
+from weft.files import is_held
 from weft.report.reading import Reader
-from weft.report.watching import Server, Watcher, status, time_left, total_of
+from weft.report.watch import Server, Watcher, status, time_left, total_of
+from weft.runs.folder import Record
 
 pytest_plugins = ["cli_helpers"]
 

@@ -20,12 +20,12 @@ import filelock
 import pytest
 from cli_helpers import TINY, Outcome, assert_one_line, journal_lines, tiny, until
 
-import weft.cli
+import weft.cli.app
 from weft import Plan, repro
 from weft.repro import Row, Table, tables, writing
 from weft.repro.figures import cost
-from weft.repro.results import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
 from weft.repro.screens import TableBars
+from weft.repro.store import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
 
 pytest_plugins = ["cli_helpers"]
 
@@ -57,7 +57,7 @@ def made(tmp_path, monkeypatch, capsys) -> Callable[..., Outcome]:
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["weft", "repro", "tiny", "--workers", "1", *words])
         with pytest.raises(SystemExit) as end:
-            weft.cli.main()
+            weft.cli.app.main()
         said = capsys.readouterr()
         return Outcome(int(end.value.code or 0), said.out, said.err)
 
@@ -319,7 +319,9 @@ SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import test_repro
-from weft import cli, repro, session
+from weft.cli import app as cli
+from weft import repro
+from weft.runs import session
 session.SAVE_SHARE = 0
 test_repro.PLAN = sys.argv.pop(1)
 repro.TABLES["tiny"] = "test_repro:" + sys.argv.pop(1)

@@ -12,7 +12,7 @@ import pytest
 from cli_helpers import Outcome, assert_one_line
 from test_repro_figures import tiny_figure
 
-import weft.cli
+import weft.cli.app
 from weft import repro
 from weft.repro import Figure
 
@@ -35,7 +35,7 @@ def weft_repro(small_data, tmp_path, monkeypatch, capsys):
         capsys.readouterr()
         monkeypatch.setattr(sys, "argv", ["weft", "repro", *words])
         with pytest.raises(SystemExit) as end:
-            weft.cli.main()
+            weft.cli.app.main()
         said = capsys.readouterr()
         return Outcome(int(end.value.code or 0), said.out, said.err)
 

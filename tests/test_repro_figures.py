@@ -16,16 +16,16 @@ import pytest
 from PIL import Image
 
 from weft import repro
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.metrics import Spread
-from weft.record import accuracy_matrices, read_plan
 from weft.repro import Figure, Row
 from weft.repro.figures import attention, points, reading
 from weft.repro.figures.points import Point
 from weft.repro.figures.writing import FigureDesk, as_object, markdown
-from weft.repro.loop import Request, reproduce
-from weft.repro.results import Results
-from weft.result import Result
+from weft.repro.runner import Request, reproduce
+from weft.repro.store import Results
+from weft.runs.folder import accuracy_matrices, read_plan
+from weft.runs.result import Result
 
 pytest_plugins = ["cli_helpers", "data_helpers"]
 
@@ -277,8 +277,8 @@ def test_cost_is_what_the_run_says(made):
 @pytest.mark.slow
 def test_attention_is_that_of_the_saved_states(made):
     from weft import scenarios
-    from weft.record import read_manifest
-    from weft.state import State
+    from weft.core.storage import State
+    from weft.runs.folder import read_manifest
 
     one = made("fig-attention")
     folder = one.run("fedweit")
@@ -317,7 +317,7 @@ def test_a_client_that_stopped_keeps_its_last_value(tmp_path, made):
     assert reading.by_round(tmp_path, plan) == {0: pytest.approx([0.6, 0.7])}
     assert reading.by_round(tmp_path, plan, {1}) == {0: [0.7, 0.9]}
     (tmp_path / "journal.jsonl").write_text("{}\n")
-    with pytest.raises(Problem, match=r"journal\.jsonl is damaged"):
+    with pytest.raises(WeftError, match=r"journal\.jsonl is damaged"):
         reading.by_round(tmp_path, plan)
 
 

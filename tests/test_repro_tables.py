@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from weft import methods, repro
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.plan import ready_plans
 from weft.repro import Table, describing, writing
-from weft.repro.results import Results
+from weft.repro.store import Results
 
 pytest_plugins = ["cli_helpers"]
 
@@ -39,7 +39,7 @@ def test_a_table_at_a_small_scale_has_files_of_its_own():
     assert sizes == [(5, 10, 20), (5, 5, 8)]
     results = Results(small, small.rows, range(1), {})
     assert describing.commands_of(results) == ["weft repro table2-cifar --seeds 1 --scale small"]
-    with pytest.raises(Problem, match="one size only"):
+    with pytest.raises(WeftError, match="one size only"):
         repro.load("methods-glyphs", "small")
 
 
@@ -157,7 +157,7 @@ def test_list_tables(command):
 
 
 def test_an_unknown_table():
-    with pytest.raises(Problem, match=r"did you mean methods-glyphs\?"):
+    with pytest.raises(WeftError, match=r"did you mean methods-glyphs\?"):
         repro.load("method-glyphs")
 
 

@@ -16,12 +16,12 @@ import pytest
 from cli_helpers import tiny
 from rich.console import Console
 
-from weft import screens
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.metrics import spread
+from weft.report import screens
 from weft.repro import Row, Table, desk, writing
-from weft.repro.results import Results, csv_text, line_of, read_csv, short_hash
 from weft.repro.screens import TableBars, rows
+from weft.repro.store import Results, csv_text, line_of, read_csv, short_hash
 
 pytest_plugins = ["cli_helpers"]
 
@@ -225,8 +225,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import test_repro_writing as here
 from pathlib import Path
-from weft.repro import Table, Row, writing
-from weft.repro.results import Results, line_of
+from weft.repro import Row, Table, writing
+from weft.repro.store import Results, line_of
 
 rows = tuple(Row(f"row{place}", "fedavg") for place in range(40))
 table = Table("tiny", "A tiny table", Path(sys.argv[2]), rows)
@@ -251,7 +251,10 @@ def test_two_processes_lose_no_line(tmp_path, plan_file):
 
 def test_a_csv_that_is_locked_for_long_is_told(tmp_path, table, monkeypatch):
     monkeypatch.setattr(desk, "PATIENCE", 0.1)
-    with filelock.FileLock(tmp_path / ".tiny.lock"), pytest.raises(Problem, match=r"another process is writing .*tiny"):
+    with (
+        filelock.FileLock(tmp_path / ".tiny.lock"),
+        pytest.raises(WeftError, match=r"another process is writing .*tiny"),
+    ):
         writing.TableDesk(table, tmp_path).write(Results(table, ROWS, range(1), {}))
 
 

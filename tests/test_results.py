@@ -10,7 +10,7 @@ import pytest
 from weft.bench.whole import default_hash
 from weft.repro import FIGURES, TABLES, Figure, Scale, load
 from weft.repro.figures.writing import FigureDesk
-from weft.repro.results import Results, key_of
+from weft.repro.store import Results, key_of
 from weft.repro.writing import TableDesk
 
 FIDELITY = Path(__file__).resolve().parent.parent / "FIDELITY.md"

@@ -27,7 +27,7 @@ from cli_helpers import (
 )
 
 import weft
-from weft.record import Record
+from weft.runs.folder import Record
 
 pytest_plugins = ["cli_helpers"]
 
@@ -108,7 +108,7 @@ def test_the_folder_is_on_disk_before_torch_is_asked_for(tmp_path, plan_file):
 
         sys.meta_path.insert(0, Watch())
         sys.argv = ["weft", "run", plan, "--out", folder, "--workers", "1"]
-        from weft.cli import main
+        from weft.cli.app import main
         main()
         """,
         plan_file,
@@ -124,9 +124,9 @@ def test_plans_and_folders_need_no_torch(tmp_path, plan_file, finished):
     done = python(
         """
         import json, sys
-        import weft, weft.cli
+        import weft, weft.cli.app
         from pathlib import Path
-        from weft.record import Record
+        from weft.runs.folder import Record
         plan, folder, finished = sys.argv[1:]
         loaded = weft.Plan.load(plan, ["method=fedavg", "seed=3"])
         weft.Plan(method="fedweit@paper"), weft.Plan(method="stl", network="mlp")

@@ -4,9 +4,9 @@ import pytest
 import torch
 from helpers import Run, tiny, vector
 
-from weft.message import Message
-from weft.robust import clip, coordinate_median, median, robust
-from weft.tensors import Rows, Sparse, dense
+from weft.core.updates import clip, coordinate_median, median, robust
+from weft.wire.message import Message
+from weft.wire.tensors import Rows, Sparse, dense
 
 SEGMENTS = ((2, 1), (1, 2))
 
@@ -66,7 +66,7 @@ class Liar(Run):
     """One of five clients sends the opposite of what it has learned, tenfold: nothing that a check could refuse."""
 
     def exchange(self, requests):
-        from weft.message import decode, encode
+        from weft.wire.message import decode, encode
 
         for reply in super().exchange(requests):
             if reply.client == 0:

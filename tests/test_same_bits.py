@@ -56,7 +56,7 @@ def test_a_checkpoint_outlasts_the_states_that_were_written_after_it(tmp_path, f
 
 
 def test_saving_often_changes_nothing(tmp_path, finished, monkeypatch):
-    monkeypatch.setattr("weft.session.SAVE_SHARE", 0)
+    monkeypatch.setattr("weft.runs.session.SAVE_SHARE", 0)
     result = weft.run(tiny(), tmp_path / "run", save_every=0)
     assert_same_result(result.folder, finished)
 

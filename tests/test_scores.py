@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from weft import scores
-from weft.errors import Problem
+from weft.errors import WeftError
 
 
 def random_case(seed, count=40, classes=3, ties=False):
@@ -65,7 +65,7 @@ def test_a_class_without_images_is_left_out():
     ],
 )
 def test_what_is_wrong_with_a_metric(names, said):
-    with pytest.raises(Problem, match=said):
+    with pytest.raises(WeftError, match=said):
         scores.measure_all(names, np.array([0, 1]), np.eye(2))
 
 

@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 
 from weft import scenarios
-from weft.engines.flower import left
-from weft.engines.flower.memory import REPLIES_KEPT, Memory, NotYet
-from weft.errors import Problem
-from weft.message import Message, decode, encode
+from weft.errors import WeftError
+from weft.flower import audit_log as left
+from weft.flower.site_state import REPLIES_KEPT, Memory, NotYet
 from weft.plan import Plan
 from weft.scenarios import sites
-from weft.tensors import LARGEST, Sparse
+from weft.wire.message import Message, decode, encode
+from weft.wire.tensors import LARGEST, Sparse
 
 TINY = {
     "clients": 2,
@@ -76,12 +76,12 @@ def test_a_request_that_claims_gigabytes_is_a_failure_and_leaves_no_trace(tmp_pa
     huge = Sparse(LARGEST, torch.zeros(0, dtype=torch.int32), torch.zeros(0))
     words = ("server", "client-1", "0.1.1", ("receive",), 0, 1)
     for wire in (encode(Message(*words, {"global": huge})), request(1, "train", step=-1)):
-        assert "BadMessage" in decode(Memory(tmp_path, plan(), 1).answer(wire)).error
+        assert "MessageError" in decode(Memory(tmp_path, plan(), 1).answer(wire)).error
     assert files(tmp_path) == before
 
 
 def test_a_message_for_somebody_else_is_refused(tmp_path):
-    with pytest.raises(Problem, match="client-0 came to client-1"):
+    with pytest.raises(WeftError, match="client-0 came to client-1"):
         Memory(tmp_path, plan(), 1).answer(request(0, "begin", "train", client=0))
 
 
@@ -219,14 +219,14 @@ def test_a_task_is_learned_and_its_model_taken_home(images, site, tmp_path):
 
     announce(site, images)
     memory = Memory(site / "state" / "run", own_plan(), 1)
-    with pytest.raises(Problem, match="remembers no run run"):
+    with pytest.raises(WeftError, match="remembers no run run"):
         take_at_site(site, "run", 0)
     replies = [
         memory.answer(request(0, "begin", *["train"])),
         *(memory.answer(request(place, "train")) for place in range(1, 8)),
     ]
     assert not any(decode(reply).error for reply in replies)
-    with pytest.raises(Problem, match="has not finished a task 0; none is finished yet"):
+    with pytest.raises(WeftError, match="has not finished a task 0; none is finished yet"):
         take_at_site(site, "run", 0)
     tested = decode(memory.answer(request(8, "finish", "test")))
     assert tested.numbers["accuracy"] == [1.0]
@@ -242,5 +242,5 @@ def test_the_hub_knows_nothing_of_a_sites_tasks(monkeypatch):
     monkeypatch.delenv("WEFT_SITE", raising=False)
     scenario = scenarios.of(own_plan())
     assert [len(sequence) for sequence in scenario.sequences] == [2, 2]
-    with pytest.raises(Problem, match="weft hub run"):
+    with pytest.raises(WeftError, match="weft hub run"):
         scenario.sequences[0][0].load("train")

@@ -17,15 +17,17 @@ import typer
 from PIL import Image
 from site_helpers import FIRST, OTHER, SECOND, TINY, answer, status
 
-from weft import cli_site
-from weft.engines.flower import leaving, left
-from weft.engines.flower.memory import Memory
-from weft.errors import Problem
-from weft.hub import remembered, runs, supervision
-from weft.hub.site import Site
-from weft.message import Message, decode, encode
+from weft.cli import site as cli_site
+from weft.errors import WeftError
+from weft.flower import audit_log as left
+from weft.flower import leaving, remembered
+from weft.flower.hub import runs
+from weft.flower.hub import supervisor as supervision
+from weft.flower.hub.site import Site
+from weft.flower.site_state import Memory
 from weft.plan import Plan
 from weft.scenarios import sites
+from weft.wire.message import Message, decode, encode
 
 pytest_plugins = ["site_helpers"]
 
@@ -66,11 +68,11 @@ def test_a_run_is_found_by_what_a_person_types(three, typed, meant):
 
 
 def test_a_beginning_of_several_is_one_line_that_says_what_to_type(three):
-    with pytest.raises(Problem, match=f"say which: {FIRST}, {SECOND}"):
+    with pytest.raises(WeftError, match=f"say which: {FIRST}, {SECOND}"):
         remembered.run_called("study-0", remembered.known(three))
-    with pytest.raises(Problem, match=f"no run nothing here; there are {FIRST}"):
+    with pytest.raises(WeftError, match=f"no run nothing here; there are {FIRST}"):
         remembered.run_called("nothing", remembered.known(three))
-    with pytest.raises(Problem, match="answered in none yet"):
+    with pytest.raises(WeftError, match="answered in none yet"):
         remembered.run_called("own", [])
 
 
@@ -162,7 +164,7 @@ def test_a_line_that_does_not_fit_on_the_disk_is_taken_back(given):
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limits[1]))
     try:
-        with pytest.raises(Problem, match=r"left\.csv cannot be written"):
+        with pytest.raises(WeftError, match=r"left\.csv cannot be written"):
             left.note(given, "hub:1", FIRST, encode(request))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -300,16 +302,16 @@ def test_a_task_that_no_run_has_begun_can_be_removed(announced, images, monkeypa
     cli_site.add_command("elbows", images, sites.DEPTH, announced)  # takes the place of no other's pack
     assert len(set(sites.packs(announced))) == 3
     learn(announced, 1, monkeypatch)
-    with pytest.raises(Problem, match=f"task 1 .knees. was begun in the run {FIRST}"):
+    with pytest.raises(WeftError, match=f"task 1 .knees. was begun in the run {FIRST}"):
         Site(announced).remove_task("knees")
     assert [task["name"] for task in sites.listed(announced)] == ["lungs", "knees", "elbows"]
 
 
 def test_no_task_is_removed_while_the_site_works_or_that_is_not_there(announced, monkeypatch):
     learn(announced, 0, monkeypatch)
-    with pytest.raises(Problem, match=r"has no task knee; .*knees"):
+    with pytest.raises(WeftError, match=r"has no task knee; .*knees"):
         Site(announced).remove_task("knee")
-    with filelock.FileLock(announced / "state" / FIRST / ".lock"), pytest.raises(Problem, match="at work on study"):
+    with filelock.FileLock(announced / "state" / FIRST / ".lock"), pytest.raises(WeftError, match="at work on study"):
         Site(announced).remove_task("knees")
     assert len(sites.listed(announced)) == 3
 

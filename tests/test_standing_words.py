@@ -15,9 +15,12 @@ import filelock
 import pytest
 from site_helpers import FIRST, OTHER, answer, status
 
-from weft import cli_hub, cli_site
-from weft.errors import Problem
-from weft.hub import programs, remembered, supervision
+from weft.cli import hub as cli_hub
+from weft.cli import site as cli_site
+from weft.errors import WeftError
+from weft.flower import remembered
+from weft.flower.hub import programs
+from weft.flower.hub import supervisor as supervision
 
 pytest_plugins = ["site_helpers"]
 
@@ -73,7 +76,7 @@ def test_a_site_that_is_not_let_in_says_why(site, log, failing, said, word, caps
 KEEPER = """
 import sys
 from pathlib import Path
-from weft.hub.supervision import Supervisor
+from weft.flower.hub.supervisor import Supervisor
 command = lambda: [sys.executable, "-c", "import time; time.sleep(60)"]
 Supervisor(Path(sys.argv[1]), {sys.argv[2]: command}, {}, lambda line: None).run()
 """
@@ -179,7 +182,7 @@ def test_one_damaged_run_does_not_hide_the_others(site, what, capsys):
     cli_site.status_command(site, as_json=True)
     runs = {run["id"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
     assert (bool(runs[FIRST]["damage"]), runs[OTHER]["damage"]) == (True, "")
-    with pytest.raises(Problem, match=f"whether {FIRST} has begun the task is not known: its memory is damaged"):
+    with pytest.raises(WeftError, match=f"whether {FIRST} has begun the task is not known: its memory is damaged"):
         remembered.who_began(site, 0)
 
 
@@ -211,8 +214,8 @@ def test_a_run_that_is_at_work_keeps_nobody_else_out(site):
 def test_tasks_are_changed_by_one_command_at_a_time(site, tmp_path):
     with (
         remembered.one_by_one(site),
-        pytest.raises(Problem, match="another command changes the site's tasks"),
+        pytest.raises(WeftError, match="another command changes the site's tasks"),
     ):
         cli_site.add_command("lungs", tmp_path, 16, site)
-    with remembered.one_by_one(site), pytest.raises(Problem, match="another command changes"):
+    with remembered.one_by_one(site), pytest.raises(WeftError, match="another command changes"):
         cli_site.remove_command("lungs", site)

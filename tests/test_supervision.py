@@ -12,14 +12,14 @@ import time
 
 import pytest
 
-from weft.errors import Problem
-from weft.hub import supervision
+from weft.errors import WeftError
+from weft.flower.hub import supervisor as supervision
 
 KEEPER = """
 import sys
 import threading
 from pathlib import Path
-from weft.hub.supervision import Supervisor
+from weft.flower.hub.supervisor import Supervisor
 command = lambda: [sys.executable, "-c", "import time; time.sleep(60)"]
 Supervisor(Path(sys.argv[1]), {"sleeper": command}, {}, lambda line: print(line, flush=True)).run()
 """
@@ -62,7 +62,7 @@ def test_what_is_killed_is_started_again_and_stopped_with_its_supervisor(tmp_pat
     os.kill(first, signal.SIGKILL)
     second = pid_of(tmp_path, other_than=first)
     assert "sleeper ended with -9" in keeper.stdout.readline()
-    with pytest.raises(Problem, match="started already"), supervision.hold(tmp_path):
+    with pytest.raises(WeftError, match="started already"), supervision.hold(tmp_path):
         pass
     assert supervision.stop(tmp_path)
     assert keeper.wait(10) == 0

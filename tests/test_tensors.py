@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from weft.errors import Problem
-from weft.message import Message, decode, encode
-from weft.tensors import LARGEST, Rows, Sparse, by_value, dense, flatten, nonzeros, same, size, unflatten
+from weft.errors import WeftError
+from weft.wire.message import Message, decode, encode
+from weft.wire.tensors import LARGEST, Rows, Sparse, by_value, dense, flatten, nonzeros, same, size, unflatten
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
@@ -194,7 +194,7 @@ def test_two_payloads_cannot_meet_under_one_name():
     ],
 )
 def test_a_damaged_file_is_a_problem_that_says_so(tensors, description, why):
-    with pytest.raises(Problem, match=f"stored vector 'a' is damaged .*{why}"):
+    with pytest.raises(WeftError, match=f"stored vector 'a' is damaged .*{why}"):
         unflatten("a", tensors, description)
 
 

@@ -7,16 +7,16 @@ import torch
 from helpers import CachedWorld, Interrupted, Run, run, state_bits, tiny
 from torch.nn import functional
 
-from weft.batches import Batches
-from weft.client import answer
-from weft.message import Message, decode, encode
+from weft.core.client import answer
+from weft.core.storage import State
+from weft.core.training import after_epoch, begin_schedule
 from weft.methods import METHODS
-from weft.methods.base import initial_body
+from weft.methods.method import initial_body
+from weft.networks.batches import Batches
 from weft.networks.flat import Network
 from weft.networks.mlp import INPUTS, Mlp
 from weft.randomness import generator
-from weft.state import State
-from weft.training import after_epoch, begin_schedule
+from weft.wire.message import Message, decode, encode
 
 # ---- the schedule
 

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import Problem
-from weft.message import BadMessage, Message, decode, encode, weigh
-from weft.tensors import Rows, Sparse, same
-from weft.values import BLOCK, PORTION, arriving, length, values_in, values_out
+from weft.errors import WeftError
+from weft.wire.codec import BLOCK, PORTION, arriving, length, values_in, values_out
+from weft.wire.message import Message, MessageError, decode, encode, weigh
+from weft.wire.tensors import Rows, Sparse, same
 
 FLOATS = st.floats(-(2.0**120), 2.0**120, width=32)
 
@@ -99,9 +99,9 @@ def test_all_shapes_travel_as_bytes():
 
 
 def test_too_large_for_a_byte():
-    with pytest.raises(Problem, match="too large for int8; choose float32"):
+    with pytest.raises(WeftError, match="too large for int8; choose float32"):
         values_out("x", torch.tensor([2.0**127]), "int8")
-    with pytest.raises(Problem, match="not finite"):
+    with pytest.raises(WeftError, match="not finite"):
         values_out("x", torch.tensor([float("nan")]), "int8")
 
 
@@ -121,7 +121,7 @@ def test_what_nobody_writes_is_refused(integers, why):
     good = encode(Message("server", "client-0", "0.0.0", (), 0, 0, {"x": torch.tensor([1.0, 0.5])}), "int8")
     assert decode(good).tensors["x"].tolist() == [1.0, 0.5]
     body = good[:-7] + np.array(integers, dtype=np.int8).tobytes()
-    with pytest.raises(BadMessage, match=why):
+    with pytest.raises(MessageError, match=why):
         decode(body + struct.pack("<I", zlib.crc32(body)))
 
 

@@ -5,9 +5,9 @@ result = weft.run(plan)
 print(result.accuracy, result.accuracy_matrix)
 """
 
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.plan import Plan
-from weft.result import Result
-from weft.running import resume, run
+from weft.runs.result import Result
+from weft.runs.run import resume, run
 
-__all__ = ["Plan", "Problem", "Result", "resume", "run"]
+__all__ = ["Plan", "Result", "WeftError", "resume", "run"]

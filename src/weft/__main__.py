@@ -1,5 +1,5 @@
 """`python -m weft` is the `weft` command."""
 
-from weft.cli import main
+from weft.cli.app import main
 
 main()

@@ -1,6 +1,6 @@
 """The one kind of error that a user is meant to read.
 
-A `Problem` is something that a person can mend: a wrong key, a missing file, a full disk. Its text is one line that
+A `WeftError` is something that a person can mend: a wrong key, a missing file, a full disk. Its text is one line that
 says what to do. The command line prints it to stderr and leaves with code 2; anything else that escapes is a bug in
 weft and keeps its traceback.
 """
@@ -11,11 +11,11 @@ import difflib
 from collections.abc import Iterable
 
 
-class Problem(Exception):  # noqa: N818 - it is read by people, to whom it is a problem
+class WeftError(Exception):
     """Something that the user can mend; the text is one line and says how."""
 
 
-class Busy(Problem):
+class RunLockedError(WeftError):
     """Another process is at it: nothing is wrong, and waiting helps."""
 
 

@@ -1,10 +1,13 @@
-"""Torch and numpy take long to load, and a run folder must be there before: so they are named without being loaded."""
+"""Modules that load on first use: `from weft.lazy import np, torch`.
+
+Torch and numpy take long to load. The command line and the creation of a run folder must not wait for them.
+"""
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 
 class lazy(ModuleType):  # noqa: N801 - used like a function
@@ -12,3 +15,12 @@ class lazy(ModuleType):  # noqa: N801 - used like a function
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+else:
+    np, torch = lazy("numpy"), lazy("torch")
+
+__all__ = ["lazy", "np", "torch"]

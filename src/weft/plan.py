@@ -22,10 +22,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from weft import methods, named, networks, scenarios, scores
-from weft.clock import Options as Clock
-from weft.errors import Problem, nearest
-from weft.faults import Options as Faults
+from weft import methods, networks, registry, scenarios, scores
+from weft.engines.clock import Options as Clock
+from weft.engines.faults import Options as Faults
+from weft.errors import WeftError, nearest
 
 PARTS = ("method", "network", "scenario")
 SECTIONS: dict[str, type[BaseModel]] = {"clock": Clock, "faults": Faults}
@@ -98,12 +98,12 @@ class Plan(BaseModel):
             super().__init__(**given)
             self._check()
         except ValidationError as error:
-            raise Problem(explain(error, type(self))) from None
+            raise WeftError(explain(error, type(self))) from None
 
     def _check(self) -> None:
         """What no single key can tell; and the options of the three parts, completed with their defaults."""
         if self.clients_per_round != "all" and not 1 <= self.clients_per_round <= self.clients:
-            raise Problem(
+            raise WeftError(
                 f"clients_per_round is {self.clients_per_round} but there are {self.clients} clients; "
                 f"choose 1 to {self.clients}, or all"
             )
@@ -126,42 +126,42 @@ class Plan(BaseModel):
             try:
                 complete = options.model_validate(given).model_dump(mode="json")
             except ValidationError as error:
-                raise Problem(explain(error, options, prefix=f"{part}.")) from None
+                raise WeftError(explain(error, options, prefix=f"{part}.")) from None
             object.__setattr__(self, f"{part}_options", complete)
         if self.asynchronous == "arrival":
             why = methods.load(self.method, self.method_options).why_not_as_it_comes()
             if why:
-                raise Problem(f"{self.method} cannot run with async=arrival: {why}; choose async=tasks or none")
+                raise WeftError(f"{self.method} cannot run with async=arrival: {why}; choose async=tasks or none")
 
     def _check_times(self) -> None:
         """Who waits for whom."""
         most = self.clients if self.clients_per_round == "all" else self.clients_per_round
         if self.quorum != "all" and not 1 <= self.quorum <= most:
-            raise Problem(
+            raise WeftError(
                 f"quorum is {self.quorum} but {most} clients are asked in a round; choose 1 to {most}, or all"
             )
         if self.staleness_bound == "auto":
             object.__setattr__(self, "staleness_bound", 10 * self.clients)
         elif self.staleness_bound < 0:
-            raise Problem(f"staleness_bound is {self.staleness_bound}; choose 0 or more, or auto")
+            raise WeftError(f"staleness_bound is {self.staleness_bound}; choose 0 or more, or auto")
         if self.asynchronous != "arrival":
             return
         for key, value in (("clients_per_round", "all"), ("quorum", "all"), ("aggregation", "mean")):
             if getattr(self, key) != value:
-                raise Problem(f"{key} is for rounds, and with async=arrival there are none; leave {key}={value}")
+                raise WeftError(f"{key} is for rounds, and with async=arrival there are none; leave {key}={value}")
         if self.faults.drop and self.deadline == "none":
-            raise Problem("with async=arrival and faults.drop somebody has to notice a lost answer; set a deadline")
+            raise WeftError("with async=arrival and faults.drop somebody has to notice a lost answer; set a deadline")
 
     def _check_measures(self) -> None:
         """What is minimised, and what is measured."""
         if self.loss is not None:
-            object.__setattr__(self, "loss", absolute(named.spelled_out(self.loss, "weft.losses")))
+            object.__setattr__(self, "loss", absolute(registry.spelled_out(self.loss, "weft.losses")))
             networks.check_loss(self.loss)
             if methods.class_of(self.method).sees_all:
-                raise Problem(f"{self.method} learns all tasks at once as classes; it cannot have a loss of your own")
+                raise WeftError(f"{self.method} learns all tasks at once as classes; it cannot have a loss of your own")
         if self.metrics is not None:
             chosen = [name.strip() for name in self.metrics.split(",") if name.strip()]
-            wanted = [absolute(named.spelled_out(name, "weft.metrics")) for name in chosen]
+            wanted = [absolute(registry.spelled_out(name, "weft.metrics")) for name in chosen]
             scores.find(wanted)
             object.__setattr__(self, "metrics", ",".join(wanted) or None)
 
@@ -169,9 +169,9 @@ class Plan(BaseModel):
         """`auto` becomes what the method uses: a plan says all that decides a result, whatever later defaults are."""
         method = methods.class_of(self.method)
         if self.optimizer == "adam" and method.optimizer == "sgd":
-            raise Problem(f"{self.method} needs SGD; leave optimizer=auto, and set its rate with sgd_rate")
+            raise WeftError(f"{self.method} needs SGD; leave optimizer=auto, and set its rate with sgd_rate")
         if self.optimizer == "sgd" and method.composes:
-            raise Problem(
+            raise WeftError(
                 f"{self.method} needs Adam, for which its drift and l1 terms are scaled; leave optimizer=auto"
             )
         if self.optimizer == "auto":
@@ -192,7 +192,7 @@ class Plan(BaseModel):
         try:
             text = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise Problem(f"{file} is not valid TOML: {error}") from None
+            raise WeftError(f"{file} is not valid TOML: {error}") from None
         return cls.merge({"name": re.sub(r"[^\w.+@-]", "-", file.stem), **text}, words, **more)
 
     @classmethod
@@ -200,14 +200,14 @@ class Plan(BaseModel):
         base = dict(given)
         sections = base.pop("for", {})
         if not isinstance(sections, Mapping) or not all(isinstance(section, Mapping) for section in sections.values()):
-            raise Problem("the section for.METHOD of a plan is a table, such as [for.fedavg]")
-        sections = {named.spelled_out(name, "weft.methods"): section for name, section in sections.items()}
+            raise WeftError("the section for.METHOD of a plan is a table, such as [for.fedavg]")
+        sections = {registry.spelled_out(name, "weft.methods"): section for name, section in sections.items()}
         for name in sections:
             methods.class_of(name)  # a misspelt section would silently do nothing
         base, top = gather(base), gather({**parse(words), **{key: in_words(value) for key, value in more.items()}})
         chosen = top.get("method", base.get("method", cls.model_fields["method"].default))
         if not isinstance(chosen, str):
-            raise Problem("method must be a name, such as method=fedweit")
+            raise WeftError("method must be a name, such as method=fedweit")
         own = base.get("method", cls.model_fields["method"].default)
         if methods.parts_of(methods.canonical(chosen)) != methods.parts_of(methods.canonical(str(own))):
             base.pop("method_options", None)  # options of the plan's own method mean nothing to another one
@@ -228,7 +228,7 @@ class Plan(BaseModel):
         plan = cls(**scaled(merged, keep=top))
         for key, optimizer, right in (("learning_rate", "sgd", "sgd_rate"), ("sgd_rate", "adam", "learning_rate")):
             if key in top and plan.optimizer == optimizer:  # in a plan's file it may be meant for another method
-                raise Problem(f"{key} does nothing here: {plan.method} trains with {optimizer}; set {right}")
+                raise WeftError(f"{key} does nothing here: {plan.method} trains with {optimizer}; set {right}")
         return plan
 
     def toml(self) -> str:
@@ -270,7 +270,7 @@ def gather(given: Mapping[str, Any]) -> dict[str, Any]:
     for part in PARTS:  # what an installed package offers by a name of its own
         if isinstance(name := result.get(part), str):
             parts = name.split("+") if part == "method" else [name]
-            result[part] = "+".join(named.spelled_out(each, f"weft.{part}s") for each in parts)
+            result[part] = "+".join(registry.spelled_out(each, f"weft.{part}s") for each in parts)
     return result
 
 
@@ -285,7 +285,7 @@ def scaled(given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, An
     rest = {key: value for key, value in given.items() if key != "scale"}
     scale = given.get("scale", "paper")
     if scale not in ("paper", "small"):
-        raise Problem(f"scale: choose paper or small, not {scale!r}")
+        raise WeftError(f"scale: choose paper or small, not {scale!r}")
     if scale == "small":
         for key in (key for key in SMALL if key not in keep):
             value = rest.get(key, Plan.model_fields[key].default)
@@ -301,10 +301,10 @@ def without_owner(given: dict[str, Any], name: str, method: bool) -> dict[str, A
         if dot and owner in methods.parts_of(name):
             if method and option not in methods.options_of(owner).model_fields:
                 fields = methods.options_of(owner).model_fields
-                raise Problem(f"unknown key method.{key}; {nearest(option, fields, f'method.{owner}.')}")
+                raise WeftError(f"unknown key method.{key}; {nearest(option, fields, f'method.{owner}.')}")
             key = option
         if key in found and found[key] != value:
-            raise Problem(f"{key} is given twice, as {found[key]!r} and as {value!r}; give it once")
+            raise WeftError(f"{key} is given twice, as {found[key]!r} and as {value!r}; give it once")
         found[key] = value
     return found
 
@@ -319,7 +319,7 @@ def in_words(part: Any) -> Any:
     """A method or network may be given as a class; in the plan it is the words by which any process finds it."""
     if isinstance(part, Mapping) and "name" in part:
         return {**part, "name": in_words(part["name"])}
-    return named.reference(part) if callable(part) else part
+    return registry.reference(part) if callable(part) else part
 
 
 def parse(words: Iterable[str]) -> dict[str, Any]:
@@ -332,7 +332,7 @@ def parse(words: Iterable[str]) -> dict[str, Any]:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
-            raise Problem(f"{word!r} is not of the form key=value, such as seed=5")
+            raise WeftError(f"{word!r} is not of the form key=value, such as seed=5")
         try:
             values[key.strip()] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
@@ -350,7 +350,7 @@ def find(path: str | Path) -> Path:
     ready = ready_plans()
     if str(path) in ready:
         return ready[str(path)]
-    raise Problem(f"there is no plan {path}; {nearest(Path(path).stem, ready)} (weft list plans shows them)")
+    raise WeftError(f"there is no plan {path}; {nearest(Path(path).stem, ready)} (weft list plans shows them)")
 
 
 def ready_plans() -> dict[str, Path]:

@@ -7,14 +7,8 @@ was stopped draws the same numbers again when it goes on.
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING
 
-from weft.lazy import lazy
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = lazy("numpy")
+from weft.lazy import np
 
 
 def generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:

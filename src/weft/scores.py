@@ -10,15 +10,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weft import named
-from weft.errors import Problem, nearest
-from weft.lazy import lazy
+from weft import registry
+from weft.errors import WeftError, nearest
+from weft.lazy import np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
-else:
-    np = lazy("numpy")
 
 Labels: TypeAlias = "NDArray[np.int64]"
 Scores: TypeAlias = "NDArray[np.float64]"
@@ -79,12 +76,12 @@ def find(names: Sequence[str]) -> dict[str, Callable[[Any, Any], Any]]:
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for name in names:
         if ":" not in name and name not in METRICS:
-            raise Problem(f"there is no metric {name!r}; {nearest(name, METRICS)}, or your own as file.py:name")
-        measure = named.find(name) if ":" in name else METRICS[name]
+            raise WeftError(f"there is no metric {name!r}; {nearest(name, METRICS)}, or your own as file.py:name")
+        measure = registry.find(name) if ":" in name else METRICS[name]
         if not callable(measure):
-            raise Problem(f"{name} is no function of labels and scores")
-        if (short := named.short(name)) in found:
-            raise Problem(f"metrics names {short} twice")
+            raise WeftError(f"{name} is no function of labels and scores")
+        if (short := registry.short(name)) in found:
+            raise WeftError(f"metrics names {short} twice")
         found[short] = measure
     return found
 
@@ -96,8 +93,8 @@ def measure_all(names: Sequence[str], labels: Labels, scores: Scores) -> dict[st
         try:
             values = np.atleast_1d(np.asarray(measure(labels, scores), dtype=np.float64))
         except Exception as error:
-            raise Problem(f"the metric {name} fails: {named.told(error)}") from error
+            raise WeftError(f"the metric {name} fails: {registry.told(error)}") from error
         if values.ndim != 1 or len(values) not in (1, scores.shape[1]):
-            raise Problem(f"the metric {name} gave shape {values.shape}; wanted is a number, or one for each class")
+            raise WeftError(f"the metric {name} gave shape {values.shape}; wanted is a number, or one for each class")
         found[name] = [float(value) if math.isfinite(value) else None for value in values]
     return found

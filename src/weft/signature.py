@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from weft.errors import Problem
+from weft.errors import WeftError
 
 # an annotation may be the type or, after `from __future__ import annotations`, its name
 CHECKED = {"bool": bool, "int": int, "float": float, "str": str}
@@ -27,23 +27,23 @@ def options_from(maker: Any, part: Literal["network", "scenario"] = "network") -
     try:
         parameters = dict(inspect.signature(maker).parameters)
     except (TypeError, ValueError):
-        raise Problem(f"{maker!r} is no class or function that makes a {part}") from None
+        raise WeftError(f"{maker!r} is no class or function that makes a {part}") from None
     fields: dict[str, Any] = {"statistics": (Statistics, "own")} if part == "network" else {}
     for name in PLANNED if part == "scenario" else ():
         if name not in parameters:
-            raise Problem(f"it has no argument {name!r}; a scenario is made with {', '.join(PLANNED)}")
+            raise WeftError(f"it has no argument {name!r}; a scenario is made with {', '.join(PLANNED)}")
         del parameters[name]
     extra: Literal["allow", "forbid"] = "forbid"
     for name, parameter in parameters.items():
         if name in fields:
-            raise Problem(f"its argument {name!r} has the name of an option that every {part} has; rename it")
+            raise WeftError(f"its argument {name!r} has the name of an option that every {part} has; rename it")
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = "allow"
         elif parameter.kind is parameter.VAR_POSITIONAL:
             continue
         elif parameter.kind is parameter.POSITIONAL_ONLY or name.startswith("_"):
             if parameter.default is parameter.empty:
-                raise Problem(f"its argument {name!r} cannot be given as {part}.{name}; give it a default")
+                raise WeftError(f"its argument {name!r} cannot be given as {part}.{name}; give it a default")
         elif parameter.default is parameter.empty or _plain(parameter.default):
             fields[name] = _field(parameter)
     config = ConfigDict(extra=extra, frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())

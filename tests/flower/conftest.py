@@ -46,7 +46,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
 def quick(monkeypatch):
     from flwr.supercore.task_identity import TaskIdentity
 
-    from weft.engines.flower import engine
+    from weft.flower import engine
 
     monkeypatch.setattr(engine, "ASK_AGAIN", 0.01)
     monkeypatch.setattr(engine, "POLL", 0.01)
@@ -65,7 +65,7 @@ def local(tmp_path_factory):
 
 @pytest.fixture
 def still(monkeypatch):
-    from weft.engines.flower import engine
+    from weft.flower import engine
 
     turns = itertools.count()
     clock = SimpleNamespace(moment=0.0, monotonic=lambda: clock.moment)

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from weft.record import read_manifest
-from weft.state import State
-from weft.tensors import flatten
+from weft.core.storage import State
+from weft.runs.folder import read_manifest
+from weft.wire.tensors import flatten
 
 WEFT = [sys.executable, "-m", "weft"]
 

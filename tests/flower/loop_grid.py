@@ -10,14 +10,14 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 
 import weft
-from weft.engines import Request, Saved
-from weft.engines.flower import client
-from weft.engines.flower.engine import Far
-from weft.hub.server import connect
-from weft.message import Message as Words
-from weft.message import decode, encode
-from weft.record import Record
-from weft.running import resume
+from weft.core.engine import Request, Saved
+from weft.flower import client_app as client
+from weft.flower.engine import Far
+from weft.flower.server_app import connect
+from weft.runs.folder import Record
+from weft.runs.run import resume
+from weft.wire.message import Message as Words
+from weft.wire.message import decode, encode
 
 TINY = {
     "clients": 2,

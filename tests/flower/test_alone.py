@@ -10,15 +10,17 @@ import pytest
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from weft import cli_hub
-from weft.engines.flower import client, leaving, left, sharing
-from weft.engines.flower.envelope import Asked, pack, unpack_reply
-from weft.engines.flower.memory import FAILED
-from weft.errors import Problem
-from weft.hub import keys
-from weft.hub.hub import Hub
-from weft.message import Message, encode
+from weft.cli import hub as cli_hub
+from weft.errors import WeftError
+from weft.flower import audit_log as left
+from weft.flower import client_app as client
+from weft.flower import leaving, sharing
+from weft.flower.envelope import Asked, pack, unpack_reply
+from weft.flower.hub import keys
+from weft.flower.hub.hub import Hub
+from weft.flower.site_state import FAILED
 from weft.plan import Plan
+from weft.wire.message import Message, encode
 
 TINY = {
     "clients": 1,
@@ -92,7 +94,7 @@ def ask(site: Path) -> object:
 )
 def test_what_cannot_be_written_down_at_a_site_stands_in_its_own_log_alone(site, spoil, capsys):
     spoil(site)
-    with pytest.raises(Problem) as told:
+    with pytest.raises(WeftError) as told:
         ask(site)
     assert str(told.value) == FAILED
     assert str(site) in (said := capsys.readouterr().err) or "/srv/secret" in said

@@ -11,11 +11,11 @@ from flwr.app import Error, Message
 from loop_grid import LONG, TINY, Loop, ask, far, run
 
 import weft
-from weft.engines.flower import client
-from weft.errors import Problem
-from weft.hub.server import connect
-from weft.record import Record
-from weft.running import resume
+from weft.errors import WeftError
+from weft.flower import client_app as client
+from weft.flower.server_app import connect
+from weft.runs.folder import Record
+from weft.runs.run import resume
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -151,5 +151,5 @@ def test_a_plan_that_names_code_is_refused_before_it_is_loaded(line):
     base = 'method = "fedweit"\nnetwork = "mlp"\n'
     key = line.split(" ")[0]
     text = "\n".join([row for row in base.splitlines() if not row.startswith(key)] + [line])
-    with pytest.raises(Problem, match="the hub's plan"):
+    with pytest.raises(WeftError, match="the hub's plan"):
         client.read_plan(text)

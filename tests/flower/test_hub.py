@@ -15,13 +15,16 @@ import pytest
 from federation import free_port
 
 import weft
-from weft import cli_hub
-from weft.errors import Problem
-from weft.hub import programs, runs, server, supervision
-from weft.hub.hub import Hub
-from weft.hub.site import Site
-from weft.hub.waiting import Waiting
-from weft.record import Record, write_manifest, write_text
+from weft.cli import hub as cli_hub
+from weft.errors import WeftError
+from weft.files import write_text
+from weft.flower import server_app as server
+from weft.flower.hub import programs, runs
+from weft.flower.hub import supervisor as supervision
+from weft.flower.hub.hub import Hub
+from weft.flower.hub.site import Site
+from weft.flower.hub.waiting import Waiting
+from weft.runs.folder import Record, write_manifest
 
 PLAN = {"clients": 2, "tasks": 2, "network": "mlp", "rounds_per_task": 2}
 
@@ -88,7 +91,7 @@ def dying(hub, run, monkeypatch):
             return "1"
 
         monkeypatch.setattr(runs, "submit", submit)
-        with pytest.raises((Problem, IndexError)) as stopped:
+        with pytest.raises((WeftError, IndexError)) as stopped:
             runs.work(hub, run, said.append, 0.0)
         return [*said, str(stopped.value)], len(fates) - len(left)
 
@@ -137,7 +140,7 @@ def asked(up, run, monkeypatch):
         monkeypatch.setattr(Hub, "online", lambda _: list(online))
         monkeypatch.setattr(runs, "submit", lambda *_: write_text(run / "problem.txt", "the end\n") or "1")
         monkeypatch.setattr(runs, "watch", lambda *_: None)
-        with pytest.raises(Problem) as end:
+        with pytest.raises(WeftError) as end:
             runs.work(up, run, said.append, 0.0)
         began = str(end.value) == "the end"
         return [*said, str(end.value)], runs.absent(run) if began else None
@@ -229,12 +232,12 @@ def test_a_run_whose_sites_are_waited_for_is_not_stopped(up, run, capsys, monkey
 
     def wait(*_: object) -> set[str]:
         said.append(status(up, capsys))
-        with pytest.raises(Problem, match="another weft hub run waits for the sites"):
+        with pytest.raises(WeftError, match="another weft hub run waits for the sites"):
             runs.work(up, run, print, 0.0)
-        raise Problem("not there")
+        raise WeftError("not there")
 
     monkeypatch.setattr(runs, "wait_for_sites", wait)
-    with pytest.raises(Problem, match="not there"):
+    with pytest.raises(WeftError, match="not there"):
         runs.work(up, run, print, 0.0)
     assert "weft hub run waits until its sites are there, 0 rounds done, no incidents" in said[0]
     assert "stopped; weft hub run" in status(up, capsys)
@@ -253,7 +256,7 @@ def test_status_shows_a_run_whose_checkpoint_is_damaged(hub, run, capsys):
 
 def test_flower_that_says_nothing_is_one_line(hub, monkeypatch):
     monkeypatch.setattr(programs, "PATIENCE", 0.01)
-    with pytest.raises(Problem, match="flwr supernode list said nothing"):
+    with pytest.raises(WeftError, match="flwr supernode list said nothing"):
         hub.online()
 
 
@@ -357,7 +360,7 @@ def test_a_hub_whose_port_is_taken_says_so(hub):
         other.listen()
         hub.port = other.getsockname()[1]
         with pytest.raises(
-            Problem, match=rf"port {hub.port} of this machine is taken by another program; end that one"
+            WeftError, match=rf"port {hub.port} of this machine is taken by another program; end that one"
         ):
             hub.start(print)
 
@@ -369,6 +372,6 @@ def test_an_invitation_with_names_that_are_none(hub, tmp_path, change):
     hub.invite("eva", tmp_path / "eva.json")
     words = json.loads((tmp_path / "eva.json").read_text())
     (tmp_path / "eva.json").write_text(json.dumps(words | change))
-    with pytest.raises(Problem, match="is not an invitation"):
+    with pytest.raises(WeftError, match="is not an invitation"):
         Site.join(tmp_path / "eva.json", tmp_path / "eva")
     assert not (tmp_path / "eva").exists()

@@ -21,9 +21,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.superlink.grid import http_grid
 from loop_grid import Loop, ask, far, run
 
-from weft.engines.flower import engine, inflating
-from weft.engines.flower.envelope import Answered, Asked, pack, reply
-from weft.message import decode
+from weft.flower import engine
+from weft.flower import size_guard as inflating
+from weft.flower.envelope import Answered, Asked, pack, reply
+from weft.wire.message import decode
 
 pytestmark = pytest.mark.usefixtures("quick")
 

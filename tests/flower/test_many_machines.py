@@ -13,7 +13,7 @@ import pytest
 from federation import WEFT, free_port
 
 import weft
-from weft.hub import supervision
+from weft.flower.hub import supervisor as supervision
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
 TERMINAL = 2.0  # seconds after which what has not ended is serving

@@ -11,7 +11,7 @@ from federation import WEFT, Federation, events, outcome, wait_until
 from PIL import Image
 
 import weft
-from weft.record import read_rows
+from weft.runs.folder import read_rows
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
 

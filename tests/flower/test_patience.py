@@ -6,9 +6,9 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 from loop_grid import LONG, SHORT, Fading, Loop, answers, ask, far
 
-from weft.engines.flower import engine, leaving
-from weft.engines.flower.envelope import Answered, reply, unpack
-from weft.message import decode
+from weft.flower import engine, leaving
+from weft.flower.envelope import Answered, reply, unpack
+from weft.wire.message import decode
 
 pytestmark = pytest.mark.usefixtures("quick")
 

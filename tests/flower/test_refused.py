@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 from federation import Federation, events, free_port, outcome, wait_until
 
-from weft.hub.keys import make_certificates, make_site_key, write_secret
-from weft.hub.programs import program, surroundings
+from weft.flower.hub.keys import make_certificates, make_site_key, write_secret
+from weft.flower.hub.programs import program, surroundings
 
 AGAIN = """
 clients = 3
@@ -132,7 +132,7 @@ UNRULY = """#!{python}
 import json
 from pathlib import Path
 from flwr.app import Array
-from weft.engines.flower import memory, runner
+from weft.flower import runner, site_state as memory
 
 kept = Path({kept!r})
 first = not kept.with_name("begun").exists()
@@ -163,7 +163,7 @@ runner.main()
 SPY = """
 import os
 from pathlib import Path
-from weft.engines.flower import client
+from weft.flower import client_app as client
 
 app = client.app  # so that all would go well, but for the mark
 Path({folder!r}, Path(os.environ.get("WEFT_SITE", "hub")).name).touch()
@@ -183,7 +183,7 @@ def unruly(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> 
     program.write_text(UNRULY.format(python=sys.executable, kept=str(folder / "kept")), encoding="utf-8")
     (folder / "marks").mkdir()
     (app / "spy.py").write_text(SPY.format(folder=str(folder / "marks")), encoding="utf-8")
-    changed = shipped.replace("weft.engines.flower.client:app", "spy:app")
+    changed = shipped.replace("weft.flower.client_app:app", "spy:app")
     assert changed != shipped
     (app / "pyproject.toml").write_text(changed, encoding="utf-8")
     (federation.folder / "again.toml").write_text(AGAIN, encoding="utf-8")

@@ -12,9 +12,10 @@ from federation import events, outcome
 from flwr.app import Error, Message
 from loop_grid import LONG, SHORT, Fading, Loop, answers, ask, far, run
 
-from weft.engines.flower import client, engine, leaving
-from weft.engines.flower.envelope import unpack
-from weft.message import decode
+from weft.flower import client_app as client
+from weft.flower import engine, leaving
+from weft.flower.envelope import unpack
+from weft.wire.message import decode
 
 pytestmark = pytest.mark.usefixtures("quick")
 

@@ -13,15 +13,16 @@ from flwr.app import Context, Message, RecordDict
 from loop_grid import Loop, ask, far, run
 
 import weft
-from weft.client import World
-from weft.engines.flower import client, leaving, sharing
-from weft.engines.flower.envelope import Answered, reply, unpack_reply
-from weft.errors import Problem
-from weft.message import Message as Words
-from weft.message import decode, encode
-from weft.record import read_manifest
-from weft.state import State
-from weft.tensors import dense
+from weft.core.client import World
+from weft.core.storage import State
+from weft.errors import WeftError
+from weft.flower import client_app as client
+from weft.flower import leaving, sharing
+from weft.flower.envelope import Answered, reply, unpack_reply
+from weft.runs.folder import read_manifest
+from weft.wire.message import Message as Words
+from weft.wire.message import decode, encode
+from weft.wire.tensors import dense
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -104,8 +105,8 @@ def test_a_site_gives_no_more_than_it_chose(tmp_path, share, most):
 
 def test_what_goes_wrong_at_a_site_stays_there(tmp_path, monkeypatch):
     def fail(*_: Any) -> bytes:
-        raise Problem("task secret-name: /home/someone/patient.png is no image")
+        raise WeftError("task secret-name: /home/someone/patient.png is no image")
 
     monkeypatch.setattr("weft.engines.host.Host.answer", fail)
     (got,) = far(Loop(tmp_path, ["a", "b"]), tmp_path).exchange([ask(0)])
-    assert decode(got.wire).error == "it failed at the site, whose log says why (Problem)"
+    assert decode(got.wire).error == "it failed at the site, whose log says why (WeftError)"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from federation import wait_until
 
-from weft.engines.flower import warm
+from weft.flower import warm
 
 STAND_IN = """
 import os, sys, time
-import weft.engines.flower.runner as runner
+import weft.flower.runner as runner
 
 def main():
     print(os.getppid(), os.getcwd(), sys.argv[1:], os.environ.get("MARK"), flush=True)
@@ -27,7 +27,7 @@ def main():
     sys.exit(7)
 
 runner.main = main
-from weft.engines.flower import warm
+from weft.flower import warm
 warm.serve()
 """
 

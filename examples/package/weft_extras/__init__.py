@@ -11,22 +11,22 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from weft.methods import base
-from weft.methods.base import Method, Work
+from weft.methods import method
+from weft.methods.method import Method, Work
 from weft.networks.losses import Loss
 from weft.randomness import generator
 from weft.scenarios import Scenario
-from weft.scenarios.own import from_arrays
+from weft.scenarios.arrays import from_arrays
 
 
-class Options(base.Options):
+class Options(method.Options):
     longest: float = Field(1.0, gt=0)
 
 
 class Cautious(Method):
     """A step is no longer than the gradient's norm allows."""
 
-    options_class: ClassVar[type[base.Options]] = Options
+    options_class: ClassVar[type[method.Options]] = Options
     citation: ClassVar[str] = "Pascanu et al., 2013: gradients are clipped"
     options: Options
 

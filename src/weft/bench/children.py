@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.bench.timing import Tell
-from weft.engines.crew import ENVIRONMENT
-from weft.errors import Problem
+from weft.engines.workers import ENVIRONMENT
+from weft.errors import WeftError
 
 PARTS = ("steps", "engine", "server", "wire")
 SAMPLED = 0.05  # seconds between two looks at a process
@@ -51,12 +51,12 @@ def ask_part(
                     found: dict[str, Any] = words["found"]
                     return found
                 if "problem" in words:
-                    raise Problem(words["problem"])
+                    raise WeftError(words["problem"])
                 tell(*words["done"])
         except BaseException:
             process.kill()
             raise
-    raise Problem(f"the part {name} of the benchmark ended with code {process.returncode}; what it said stands above")
+    raise WeftError(f"the part {name} of the benchmark ended with code {process.returncode}; what it said stands above")
 
 
 @contextlib.contextmanager
@@ -93,7 +93,7 @@ def watch(process: subprocess.Popen[bytes], folder: Path, limit: float, look: Ca
         over = process.poll() is not None
         if look() or over:
             if over and process.returncode != 0:
-                raise Problem(f"weft run ended with code {process.returncode}: {last_line(folder / 'said.txt')}")
+                raise WeftError(f"weft run ended with code {process.returncode}: {last_line(folder / 'said.txt')}")
             return True
         time.sleep(SAMPLED)
     return False
@@ -156,7 +156,7 @@ def main() -> None:
     try:
         part = importlib.import_module(f"weft.bench.{name}")
         say(found=part.measure(**settings, tell=lambda done, total: say(done=[done, total])))
-    except Problem as problem:
+    except WeftError as problem:
         say(problem=str(problem))
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from weft.bench.probe import Probe
 from weft.bench.timing import Tell
-from weft.ledger import Entry, by
 from weft.plan import Plan
-from weft.record import read_rows
-from weft.running import run
+from weft.runs.folder import read_rows
+from weft.runs.run import run
+from weft.wire.ledger import Entry, by
 
 
 class Count:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import Problem
+from weft.errors import WeftError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ def check() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        raise Problem(MISSING) from None
+        raise WeftError(MISSING) from None
 
 
 def draw(found: Mapping[str, Any], file: Path) -> None:

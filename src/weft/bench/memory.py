@@ -10,7 +10,7 @@ from typing import Any
 from weft.bench.children import journal, resident, running, watch
 from weft.bench.rounds import LIMIT, round_seconds, write_plan
 from weft.bench.timing import Tell, spread
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.plan import Plan
 
 ASKED = 5  # clients a round
@@ -18,7 +18,7 @@ ASKED = 5  # clients a round
 
 def check() -> None:
     if not Path("/proc/self/smaps_rollup").exists():
-        raise Problem("weft bench reads the memory of processes in /proc, which this system does not have; use Linux")
+        raise WeftError("weft bench reads the memory of processes in /proc, which this system does not have; use Linux")
 
 
 def measure(plan: dict[str, Any], clients: list[int], rounds: int, limit: float, tell: Tell) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def watched_run(changes: dict[str, Any], clients: int, rounds: int, limit: float
                 return time.monotonic() > patience and answers(journal(folder / "run")) >= rounds * asked
 
             if not watch(process, folder, LIMIT, look):
-                raise Problem(f"{rounds} rounds with {clients} clients took over {LIMIT:.0f} s; weft bench gave up")
+                raise WeftError(f"{rounds} rounds with {clients} clients took over {LIMIT:.0f} s; weft bench gave up")
             over = process.poll() is not None
         seconds = round_seconds(journal(folder / "run"), range(1, rounds))
     return {

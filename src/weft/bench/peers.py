@@ -23,9 +23,9 @@ from weft.bench.children import journal, last_line, running, watch
 from weft.bench.places import file_of
 from weft.bench.rounds import LIMIT, round_seconds, write_plan
 from weft.bench.timing import Tell, ratio, spread
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.plan import Plan
-from weft.result import Result
+from weft.runs.result import Result
 
 PLACE = Path("build", "peers", "bin", "python")
 MISSING = "there is no Flower to compare with; make peers sets it up in build/peers (run both in weft's source folder)"
@@ -36,7 +36,7 @@ def environment() -> Path:
     for folder in (Path.cwd(), Path(__file__).resolve().parents[3]):
         if (folder / PLACE).exists():
             return folder / PLACE
-    raise Problem(MISSING)
+    raise WeftError(MISSING)
 
 
 def measure(turns: int, rounds: int, tell: Tell) -> dict[str, Any]:
@@ -114,10 +114,10 @@ def _flower(python: Path, plan: Plan, folder: Path, cores: int) -> Found:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise Problem(f"FedAvg on Flower took more than {LIMIT:.0f} s; weft bench gave up") from None
+            raise WeftError(f"FedAvg on Flower took more than {LIMIT:.0f} s; weft bench gave up") from None
     seconds = time.time() - began
     if done.returncode != 0:
-        raise Problem(f"Flower ended with code {done.returncode}: {last_line(folder / 'said.txt')}")
+        raise WeftError(f"Flower ended with code {done.returncode}: {last_line(folder / 'said.txt')}")
     found = json.loads(done.stdout.decode().strip().splitlines()[-1])
     ends = found["round_ends"]  # the first stands before the first round
     rounds = [after - before for before, after in pairwise(ends)]
@@ -128,7 +128,7 @@ def _weft(folder: Path, workers: int, rounds: int) -> Found:
     began = time.time()
     with running(["plan.toml", "--out", "run", "--workers", str(workers)], folder) as process:
         if not watch(process, folder, LIMIT, lambda: False):
-            raise Problem(f"weft's FedAvg took more than {LIMIT:.0f} s; weft bench gave up")
+            raise WeftError(f"weft's FedAvg took more than {LIMIT:.0f} s; weft bench gave up")
     seconds = time.time() - began
     result = Result(folder / "run")
     found = round_seconds(journal(result.folder), range(1, rounds))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.errors import Problem
+from weft.errors import WeftError
 
 
 def file_of(name: str) -> Path:
@@ -12,4 +12,4 @@ def file_of(name: str) -> Path:
     for folder in (here / "benchmarks", here.parent.parent / "benchmarks"):
         if (folder / name).is_file():
             return folder / name
-    raise Problem(f"benchmarks/{name} is missing, which weft bench compares with; install weft anew")
+    raise WeftError(f"benchmarks/{name} is missing, which weft bench compares with; install weft anew")

@@ -14,27 +14,27 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-WHOLE = "weft.loop:Federation.run"
-HOOKS = "weft.methods.fedweit:FedWeIT"
+WHOLE = "weft.core.loop:Federation.run"
+HOOKS = "weft.methods.fedweit.fedweit:FedWeIT"
 POINTS: dict[str, tuple[str, ...]] = {
-    "training": ("weft.client:train_round",),
+    "training": ("weft.core.client:train_round",),
     "encoding": (
-        "weft.client:encode",
-        "weft.client:decode",
-        "weft.loop:encode",
-        "weft.checks:decode",
-        "weft.ledger:weigh",
+        "weft.core.client:encode",
+        "weft.core.client:decode",
+        "weft.core.loop:encode",
+        "weft.core.checks:decode",
+        "weft.wire.ledger:weigh",
     ),
     # also a round's copy from the state into fast memory and back (open, close), though it happens within training
     "state": (
         *(f"{HOOKS}.{hook}" for hook in ("join", "begin", "receive", "open", "close", "contribute", "finish", "give")),
-        "weft.state:State.save",
-        "weft.state:State.load",
-        "weft.state:Archive.spill",
-        "weft.session:Session.save",
+        "weft.core.storage:State.save",
+        "weft.core.storage:State.load",
+        "weft.core.storage:Archive.spill",
+        "weft.runs.session:Session.save",
         "weft.engines.host:give_back_memory",
     ),
-    "evaluation": ("weft.client:test", "weft.networks.flat:Network.measure"),
+    "evaluation": ("weft.core.client:test", "weft.networks.flat:Network.measure"),
     "aggregation": tuple(f"{HOOKS}.{hook}" for hook in ("aggregate", "brief", "collect")),
     "images": ("weft.scenarios.glyphs:_load",),  # drawn when a task begins
 }

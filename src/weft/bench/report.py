@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.bench.bars import POINTS_ALLOWED
-from weft.record import write_text
-from weft.screens import duration, size
+from weft.files import write_text
+from weft.report.screens import duration, size
 
 
 class Sheet(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 from weft.bench.children import journal, running, watch
 from weft.bench.timing import Tell, ratio, spread
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.plan import Plan
 
 EQUAL_CLIENTS = 6
@@ -40,7 +40,7 @@ def _whole_run(plan: Plan, folder: Path, workers: int) -> list[dict[str, Any]]:
     write_plan(plan, folder)
     with running(["plan.toml", "--out", "run", "--workers", str(workers)], folder) as process:
         if not watch(process, folder, LIMIT, lambda: False):
-            raise Problem(f"a run of {plan.rounds_per_task} rounds took more than {LIMIT:.0f} s; weft bench gave up")
+            raise WeftError(f"a run of {plan.rounds_per_task} rounds took more than {LIMIT:.0f} s; weft bench gave up")
     return journal(folder / "run")
 
 
@@ -78,7 +78,7 @@ def measure_start(plan: dict[str, Any], turns: int, tell: Tell) -> dict[str, Any
                     return bool(answers)
 
                 if not watch(process, Path(name), LIMIT, look):
-                    raise Problem(f"no training step within {LIMIT:.0f} s; weft bench gave up")
+                    raise WeftError(f"no training step within {LIMIT:.0f} s; weft bench gave up")
             found.append(answers[0] - began)
         tell(turn + 1, turns)
     return {"seconds": spread(found)}

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 from weft.bench.timing import Tell, seconds_of, spread
-from weft.client import World
-from weft.loop import SERVER_MEMORY
-from weft.message import Message
-from weft.methods.base import initial_body
-from weft.methods.formulas import rows_in_turn
+from weft.core.client import World
+from weft.core.loop import SERVER_MEMORY
+from weft.core.storage import Archive, State
+from weft.methods.fedweit.formulas import rows_in_turn
+from weft.methods.method import initial_body
 from weft.plan import Plan
 from weft.randomness import generator
-from weft.state import Archive, State
-from weft.tensors import Rows, Sparse, nbytes
+from weft.wire.message import Message
+from weft.wire.tensors import Rows, Sparse, nbytes
 
 DIFFERENT = 16  # replies that are really there: 60 MB, more than the caches hold; a thousand of them take turns
 SMALL = 3_000  # nonzeros of an A in the large knowledge bases: ten thousand of full size would fill 24 GB of disk

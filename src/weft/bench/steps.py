@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from weft import named
+from weft import registry
 from weft.bench.places import file_of
 from weft.bench.timing import Tell, interleave, ratio, seconds_of, spread
-from weft.client import World
-from weft.message import Message, decode, encode
-from weft.methods.base import Lesson
-from weft.optimizers import forget_optimizer, make_optimizer
+from weft.core.client import World
+from weft.core.optimizers import forget_optimizer, make_optimizer
+from weft.core.storage import Archive, State
+from weft.core.training import begin_schedule, train_step
+from weft.methods.method import Lesson
 from weft.plan import Plan
 from weft.randomness import generator
-from weft.state import Archive, State
-from weft.tensors import Payload
-from weft.training import begin_schedule, train_step
+from weft.wire.message import Message, decode, encode
+from weft.wire.tensors import Payload
 
 TASKS = (1, 2, 5, 10, 20, 50)
 FOREIGN = (0, 5, 20)
@@ -228,12 +228,12 @@ class PlainTurn:
         self._images = torch.from_numpy(split.images).permute(0, 3, 1, 2).contiguous()  # uint8 (count, 3, 32, 32)
         self._labels = torch.from_numpy(split.labels)
         self._batch, self._turns = plan.batch_size, 0
-        trainer = named.find(f"{file_of('plain_lenet.py')}:PlainTrainer")
+        trainer = registry.find(f"{file_of('plain_lenet.py')}:PlainTrainer")
         self._trainer = trainer(self.network(), task.mean, task.deviation, plan.learning_rate)
 
     @staticmethod
     def network() -> nn.Module:
-        network: nn.Module = named.find(f"{file_of('plain_lenet.py')}:PlainLeNet")()
+        network: nn.Module = registry.find(f"{file_of('plain_lenet.py')}:PlainLeNet")()
         return network
 
     def __call__(self) -> float:

@@ -16,7 +16,7 @@ from weft.bench.bars import judged, ratios_of
 from weft.bench.children import ask_part
 from weft.bench.timing import Tell
 from weft.plan import Plan
-from weft.repro.results import short_hash
+from weft.repro.store import short_hash
 
 
 class Amounts(NamedTuple):

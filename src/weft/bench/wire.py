@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from weft.bench.timing import Tell, interleave, seconds_of, spread
-from weft.client import World
-from weft.headers import Precision
-from weft.message import Message, decode, encode
-from weft.methods.formulas import largest
+from weft.core.client import World
+from weft.methods.fedweit.formulas import largest
 from weft.plan import Plan
 from weft.randomness import generator
-from weft.tensors import Payload, Rows, Sparse
+from weft.wire.headers import Precision
+from weft.wire.message import Message, decode, encode
+from weft.wire.tensors import Payload, Rows, Sparse
 
 
 def measure(plan: dict[str, Any], passes: int, tell: Tell) -> dict[str, Any]:

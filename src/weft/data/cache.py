@@ -24,15 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weft.data.sources import NORMALISATION, SOURCES, Channels, source_of
-from weft.errors import Problem
-from weft.lazy import lazy
+from weft.errors import WeftError
+from weft.lazy import lazy, np
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.lib import format as npy
     from numpy.typing import NDArray
 else:
-    np = lazy("numpy")
     npy = lazy("numpy.lib.format")
 
 EXTRAS = {
@@ -107,7 +105,7 @@ def folder(given: Path | None = None) -> Path:
         return Path(pooch.os_cache("weft"))
     place = Path(named).expanduser()
     if place.exists() and not place.is_dir():
-        raise Problem(f"{place} is not a folder; WEFT_DATA or --data-dir names the one with the datasets")
+        raise WeftError(f"{place} is not a folder; WEFT_DATA or --data-dir names the one with the datasets")
     return place
 
 
@@ -122,7 +120,7 @@ def load(name: str, given: Path | None = None) -> Dataset:
     try:
         changed = path.stat().st_mtime_ns
     except OSError:
-        raise Problem(missing(name, path)) from None
+        raise WeftError(missing(name, path)) from None
     return _load(name, path.absolute(), changed)
 
 
@@ -137,9 +135,9 @@ def fingerprint(name: str, given: Path | None = None) -> str:
         with zipfile.ZipFile(path) as archive:
             marks = sorted((one.filename, one.CRC, one.file_size) for one in archive.infolist() if one.filename in read)
     except FileNotFoundError:
-        raise Problem(missing(name, path)) from None
+        raise WeftError(missing(name, path)) from None
     except (OSError, zipfile.BadZipFile) as error:
-        raise Problem(damaged(name, path, error)) from None
+        raise WeftError(damaged(name, path, error)) from None
     return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
 
 
@@ -162,7 +160,7 @@ def _load(name: str, path: Path, changed: int) -> Dataset:  # `changed`: a file 
         dataset = Dataset(name, arrays.pop("x"), arrays.pop("y"), arrays.pop("split"), arrays)
         _check(dataset)
     except (OSError, ValueError, EOFError, KeyError, struct.error, zipfile.BadZipFile, zlib.error) as error:
-        raise Problem(damaged(name, path, error)) from None
+        raise WeftError(damaged(name, path, error)) from None
     return dataset
 
 
@@ -223,7 +221,7 @@ def write(given: Path | None, name: str, arrays: Mapping[str, NDArray[Any]]) -> 
             np.savez(file, allow_pickle=False, **dict(arrays))
         partial.replace(path)
     except OSError as error:
-        raise Problem(f"{path} cannot be written ({error.strerror}); choose another place with --data-dir") from None
+        raise WeftError(f"{path} cannot be written ({error.strerror}); choose another place with --data-dir") from None
     finally:
         partial.unlink(missing_ok=True)
     return path
@@ -236,7 +234,7 @@ def verify(name: str, given: Path | None = None) -> str | None:
         load(name, given)
         with zipfile.ZipFile(path) as archive:
             bad = archive.testzip()
-    except Problem as problem:
+    except WeftError as problem:
         return str(problem)
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         return damaged(name, path, error)

@@ -16,7 +16,7 @@ from weft.data import cache, packing
 from weft.data.packing import Packed
 from weft.data.readers import Damaged, check_mat
 from weft.data.sources import File, Source, source_of
-from weft.errors import Problem
+from weft.errors import WeftError
 
 RETRIES = 1  # of each mirror
 TIMEOUT = 30  # seconds without a byte
@@ -36,7 +36,9 @@ def get(
         check_mat()
     if not source.files:
         if folder is None:
-            raise Problem(f"{name} has no public home; weft data get {name} --from FOLDER reads it from your own copy")
+            raise WeftError(
+                f"{name} has no public home; weft data get {name} --from FOLDER reads it from your own copy"
+            )
         packed = packing.pack_people(folder)
     else:
         files = _own(source, folder) if folder is not None else _download(source, given, progress)
@@ -64,7 +66,7 @@ def _pack(source: Source, files: dict[str, Path], given: Path | None) -> Packed:
         return packing.pack(source.name, files)
     except Damaged as damage:
         where = sorted({str(path.parent) for path in files.values()})[0]
-        raise Problem(
+        raise WeftError(
             f"the files of {source.name} in {where} cannot be read: {damage}; "
             f"remove them and {_command(source, given)} brings them again"
         ) from None
@@ -76,9 +78,9 @@ def _own(source: Source, folder: Path) -> dict[str, Path]:
     for file in source.files:
         path = folder / file.name
         if not path.is_file():
-            raise Problem(f"{path} is not there; --from names a folder with {_names(source)}")
+            raise WeftError(f"{path} is not there; --from names a folder with {_names(source)}")
         if file.md5 is not None and digest(path, "md5") != file.md5:
-            raise Problem(f"{path} has a wrong checksum (md5 is not {file.md5}); it is half a file or another one")
+            raise WeftError(f"{path} has a wrong checksum (md5 is not {file.md5}); it is half a file or another one")
         found[file.name] = path
     return found
 
@@ -119,9 +121,9 @@ def fetch(source: Source, file: File, folder: Path, known: str | None, given: Pa
         except (ValueError, OSError) as error:  # a wrong checksum; what requests raises is an OSError
             reason = explain(error)
             if reason is None:
-                raise Problem(f"{folder / file.name} cannot be written ({error}); try another --data-dir") from None
+                raise WeftError(f"{folder / file.name} cannot be written ({error}); try another --data-dir") from None
             said.append((urllib.parse.urlsplit(url).netloc, reason))
-    raise Problem(_failed(source, file, folder, said, file.md5 is None and known is not None, given))
+    raise WeftError(_failed(source, file, folder, said, file.md5 is None and known is not None, given))
 
 
 def explain(error: Exception) -> str | None:
@@ -180,7 +182,7 @@ def read_checksums(given: Path | None = None) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError):
-        raise Problem(f"{path} cannot be read; remove it, and checksums are recorded anew") from None
+        raise WeftError(f"{path} cannot be read; remove it, and checksums are recorded anew") from None
     return found
 
 
@@ -191,7 +193,7 @@ def _write_checksums(given: Path | None, checksums: dict[str, str]) -> None:
         partial.write_text(json.dumps(checksums, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         partial.replace(path)
     except OSError as error:
-        raise Problem(f"{path} cannot be written ({error.strerror}); choose another place with --data-dir") from None
+        raise WeftError(f"{path} cannot be written ({error.strerror}); choose another place with --data-dir") from None
 
 
 def digest(path: Path, kind: str) -> str:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from weft.data import cache
 from weft.data.pictures import BAD_PICTURE, MOST_FILE_BYTES, SIDE, SUFFIXES, is_dicom, own_picture
-from weft.errors import Problem
+from weft.errors import WeftError
 
 PARTS = ("train", "valid", "test")
 COLUMNS = ("path", "client", "task", "label")
@@ -76,28 +76,28 @@ def find(place: Path) -> list[Row]:
     if place.is_dir():
         rows = list(_in_folder(place))
         if not rows:
-            raise Problem(f"{place} has no images; they lie in CLIENT/TASK/CLASS/image.png below it")
+            raise WeftError(f"{place} has no images; they lie in CLIENT/TASK/CLASS/image.png below it")
     elif place.is_file():
         rows = list(_in_table(place))
         if not rows:
-            raise Problem(f"{place} has no lines below its header {','.join(COLUMNS)}")
+            raise WeftError(f"{place} has no lines below its header {','.join(COLUMNS)}")
     else:
-        raise Problem(f"there is no folder or table {place}; scenario.path names yours")
+        raise WeftError(f"there is no folder or table {place}; scenario.path names yours")
     return rows
 
 
 def find_task(folder: Path) -> list[Row]:
     """The images of one task, which lie in CLASS/image.png or CLASS/GROUP/image.png, without a look into them."""
     if not folder.is_dir():
-        raise Problem(f"{folder} is no folder")
+        raise WeftError(f"{folder} is no folder")
     rows = list(_in_task("", folder, f"CLASS/image.png below {folder}"))
     if not rows and (dicom := others(folder)[1]):
-        raise Problem(
+        raise WeftError(
             f"{folder} has no images but {len(dicom)} DICOM file{'s' if len(dicom) > 1 else ''}, such as {dicom[0]}; "
             "export them to PNG first, with 16 bits if they are deep"
         )
     if not rows:
-        raise Problem(f"{folder} has no images; they lie in CLASS/image.png below it")
+        raise WeftError(f"{folder} has no images; they lie in CLASS/image.png below it")
     return rows
 
 
@@ -161,14 +161,14 @@ def _in_classes(client: str, task: str, place: Path, part: str, wanted: str) -> 
                 within = file.relative_to(label).parts
                 yield Row(file, client, task, label.name, within[0] if len(within) > 1 else "", part)
     if stray := next((file for file in sorted(place.iterdir()) if file.suffix.lower() in SUFFIXES), None):
-        raise Problem(f"{stray} lies in no class; images lie in {wanted}")
+        raise WeftError(f"{stray} lies in no class; images lie in {wanted}")
 
 
 def _folders(place: Path) -> list[Path]:
     try:
         found = [path for path in place.iterdir() if path.is_dir() and not path.name.startswith(".")]
     except OSError as error:
-        raise Problem(f"{place} cannot be read: {error.strerror}") from None
+        raise WeftError(f"{place} cannot be read: {error.strerror}") from None
     return sorted(found, key=lambda path: natural(path.name))
 
 
@@ -178,17 +178,17 @@ def _in_table(table: Path) -> Iterator[Row]:
             reader = csv.DictReader(file)
             missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
             if missing:
-                raise Problem(f"{table} has no column {missing[0]!r}; its first line is {','.join(COLUMNS)}")
+                raise WeftError(f"{table} has no column {missing[0]!r}; its first line is {','.join(COLUMNS)}")
             for number, line in enumerate(reader, start=2):
                 if empty := next((column for column in COLUMNS if not (line[column] or "").strip()), None):
-                    raise Problem(f"line {number} of {table} has no {empty}")
+                    raise WeftError(f"line {number} of {table} has no {empty}")
                 part = (line.get("split") or "").strip().lower()
                 if part not in ("", *PARTS):
-                    raise Problem(f"line {number} of {table} has the split {part!r}; it is one of {', '.join(PARTS)}")
+                    raise WeftError(f"line {number} of {table} has the split {part!r}; it is one of {', '.join(PARTS)}")
                 path, client, task, label = (line[column].strip() for column in COLUMNS)
                 yield Row(table.parent / path, client, task, label, (line.get("group") or "").strip(), part)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise Problem(f"{table} cannot be read as a table: {error}") from None
+        raise WeftError(f"{table} cannot be read as a table: {error}") from None
 
 
 def load(place: Path, bits: int) -> Pictures:
@@ -215,7 +215,7 @@ def _key(place: Path, bits: int, rows: Sequence[Row]) -> str:
         try:
             facts = row.file.stat()
         except OSError:
-            raise Problem(f"there is no image {row.file}, which {place} names") from None
+            raise WeftError(f"there is no image {row.file}, which {place} names") from None
         found.update(repr((row[1:], str(row.file), facts.st_size, facts.st_mtime_ns)).encode())
     return found.hexdigest()
 
@@ -239,7 +239,7 @@ def pack(place: Path, bits: int, rows: Sequence[Row]) -> dict[str, NDArray[Any]]
         good.append(row)
         highest = max(highest, deepest)
     if not images:
-        raise Problem(f"none of the {len(rows)} images of {place} can be read, such as {broken[0]}")
+        raise WeftError(f"none of the {len(rows)} images of {place} can be read, such as {broken[0]}")
     x = np.stack(images)
     words = {key: np.array([getattr(row, key) for row in good], dtype=np.str_) for key in WORDS}
     sums, squares = sums_of(x)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.readers import MOST_MEMBERS, Damaged, Images, Labels
-from weft.errors import Problem
+from weft.errors import WeftError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -214,7 +214,7 @@ def read_people(
     Also how many files were broken and left out. People are chosen by their readable pictures.
     """
     if not folder.is_dir():
-        raise Problem(f"{folder} is no folder; --from names one that has a subfolder of pictures for each person")
+        raise WeftError(f"{folder} is no folder; --from names one that has a subfolder of pictures for each person")
     files = {
         person.name: sorted(file for file in person.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
         for person in sorted(folder.iterdir())
@@ -222,10 +222,10 @@ def read_people(
     }
     files = {person: found for person, found in files.items() if found}
     if not files:
-        raise Problem(f"{folder} has no subfolders with pictures in them; it needs one for each person")
+        raise WeftError(f"{folder} has no subfolders with pictures in them; it needs one for each person")
     if len(files) == 1:  # people lie a level deeper
         (only,) = files
-        raise Problem(f"{folder} has pictures in one subfolder alone; it needs one for each person: {folder / only}?")
+        raise WeftError(f"{folder} has pictures in one subfolder alone; it needs one for each person: {folder / only}?")
     read: dict[str, list[Images]] = {}
     broken = 0
     for person in sorted(files, key=lambda person: (-len(files[person]), person)):
@@ -243,6 +243,6 @@ def read_people(
         advance()
     chosen = sorted(sorted((person for person in read if read[person]), key=lambda p: (-len(read[p]), p))[:most])
     if not chosen:
-        raise Problem(f"none of the pictures in {folder} can be read")
+        raise WeftError(f"none of the pictures in {folder} can be read")
     labels = np.repeat(np.arange(len(chosen), dtype=np.int16), [len(read[person]) for person in chosen])
     return np.concatenate([np.stack(read[person]) for person in chosen]), labels, chosen, broken

@@ -18,7 +18,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import Problem
+from weft.errors import WeftError
 
 MOST_BYTES = 1 << 30  # of one unpacked file: the largest of these sets has a fifth of it, anything above is a bomb
 MOST_MEMBERS = 200_000  # of an archive
@@ -27,7 +27,7 @@ Images = NDArray[np.uint8]
 Labels = NDArray[np.int16]
 
 
-class Damaged(Exception):  # noqa: N818 - becomes a Problem where file and source are known
+class Damaged(Exception):  # noqa: N818 - becomes a WeftError where file and source are known
     """The file is not what it should be; the text says how."""
 
 
@@ -89,7 +89,7 @@ def check_mat() -> None:
     try:
         import scipy.io  # noqa: F401
     except ImportError:
-        raise Problem('svhn comes as MATLAB files, which need scipy: pip install "weft[data]"') from None
+        raise WeftError('svhn comes as MATLAB files, which need scipy: pip install "weft[data]"') from None
 
 
 def read_mat(path: Path) -> tuple[Images, Labels]:

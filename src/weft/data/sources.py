@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from weft.errors import Problem, nearest
+from weft.errors import WeftError, nearest
 
 
 @dataclass(frozen=True)
@@ -147,5 +147,5 @@ NORMALISATION: dict[str, tuple[Channels, Channels]] = {
 
 def source_of(name: str) -> Source:
     if name not in SOURCES:
-        raise Problem(f"there is no dataset {name!r}; {nearest(name, SOURCES)} (weft data list shows them)")
+        raise WeftError(f"there is no dataset {name!r}; {nearest(name, SOURCES)} (weft data list shows them)")
     return SOURCES[name]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from weft.client import World, answer
+from weft.core.client import World, answer
+from weft.core.storage import Archive, Reference, State, files_of
 from weft.plan import Plan
-from weft.state import Archive, Reference, State, files_of
 
 MEGABYTE = 1 << 20
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as malloc.h has them

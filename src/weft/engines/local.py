@@ -9,11 +9,11 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from weft.engines import Reply, Request, Saved
-from weft.engines.crew import Crew
+from weft.core.engine import Reply, Request, Saved
+from weft.core.storage import Reference
 from weft.engines.host import Host
+from weft.engines.workers import Crew
 from weft.plan import Plan
-from weft.state import Reference
 
 
 class Serial:

@@ -38,7 +38,7 @@ def _ending_with_parent(parent: int) -> Iterator[None]:
 
 def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
     from weft.engines.host import Host
-    from weft.errors import Problem
+    from weft.errors import WeftError
     from weft.plan import Plan
 
     host: Host | None = None
@@ -61,7 +61,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
                 write_frame(replies, {"client": words["client"], "seconds": time.perf_counter() - began}, reply)
             elif words["do"] == "save":
                 write_frame(replies, {"saved": host.save(), "answers": host.answers})
-        except Problem as problem:
+        except WeftError as problem:
             write_frame(replies, {"problem": str(problem)})
         except Exception as error:  # a fault in somebody's own method: the parent says one line, the rest stands here
             traceback.print_exc()

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import Problem
-from weft.named import told
+from weft.errors import WeftError
+from weft.registry import told
 
 if TYPE_CHECKING:
     from weft.export.model import Facts, Plain, Taken
@@ -42,7 +42,7 @@ def write(taken: Taken, path: Path, kind: Format) -> float:
     The file is there whole and checked, or not at all.
     """
     if not path.parent.is_dir():
-        raise Problem(f"{path} cannot be written: there is no folder {path.parent}; choose another --out")
+        raise WeftError(f"{path} cannot be written: there is no folder {path.parent}; choose another --out")
     partial = path.with_name(f".{path.name}.part.{kind}")
     try:
         WRITE[kind](taken.model, taken.facts, partial)
@@ -51,10 +51,10 @@ def write(taken: Taken, path: Path, kind: Format) -> float:
         wanted = taken.logits.numpy()
         difference = float(np.abs(logits - wanted).max())
         if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
-            raise Problem(f"the exported model answers otherwise than the run (by {difference:.3g}); it is not kept")
+            raise WeftError(f"the exported model answers otherwise than the run (by {difference:.3g}); it is not kept")
         partial.replace(path)
     except OSError as error:
-        raise Problem(f"{path} cannot be written ({error.strerror or error}); choose another --out") from None
+        raise WeftError(f"{path} cannot be written ({error.strerror or error}); choose another --out") from None
     finally:
         partial.unlink(missing_ok=True)
     return difference
@@ -83,7 +83,7 @@ def _write_onnx(model: Plain, facts: Facts, path: Path) -> None:
         import onnxruntime  # noqa: F401 - the file is checked with it
         import onnxscript  # noqa: F401 - torch.onnx is written in it
     except ImportError:
-        raise Problem(f"--format onnx {NEEDS}; --format safetensors needs nothing more") from None
+        raise WeftError(f"--format onnx {NEEDS}; --format safetensors needs nothing more") from None
     import torch
 
     with _quiet():
@@ -92,7 +92,7 @@ def _write_onnx(model: Plain, facts: Facts, path: Path) -> None:
         try:
             found = torch.onnx.export(program, dynamo=True, verbose=False, **names)
         except Exception as error:
-            raise Problem(f"the network {facts['network']} cannot be written as ONNX: {told(error)}") from error
+            raise WeftError(f"the network {facts['network']} cannot be written as ONNX: {told(error)}") from error
         assert found is not None
         found.model.metadata_props["weft"] = json.dumps(told_along)
         found.save(str(path))
@@ -113,7 +113,7 @@ def _program(model: Plain, facts: Facts) -> tuple[Any, Facts]:
             continue
         return program, {**_without_code(facts), "batch": batch}
     assert problem is not None
-    raise Problem(f"the network {facts['network']} cannot be exported by torch: {told(problem)}") from problem
+    raise WeftError(f"the network {facts['network']} cannot be exported by torch: {told(problem)}") from problem
 
 
 def _without_code(facts: Facts) -> Facts:
@@ -151,18 +151,18 @@ def open_model(path: Path, kind: str | None = None, trusted: bool = False) -> tu
     """
     kind = kind or path.suffix.removeprefix(".")
     if kind not in OPEN:
-        raise Problem(f"{path} ends in none of {', '.join(f'.{each}' for each in FORMATS)}; weft export wrote which?")
+        raise WeftError(f"{path} ends in none of {', '.join(f'.{each}' for each in FORMATS)}; weft export wrote which?")
     if not path.is_file():
-        raise Problem(f"there is no file {path}; weft export makes one")
+        raise WeftError(f"there is no file {path}; weft export makes one")
     if kind == "pt2" and not trusted:
-        raise Problem(f"torch opens {path} with pickle, which can run anything: add --trust if you know who wrote it")
+        raise WeftError(f"torch opens {path} with pickle, which can run anything: add --trust if you know who wrote it")
     try:
         run, facts = OPEN[kind](path, trusted)
         return (_one_by_one(run) if facts.get("batch") == 1 else run), facts
-    except Problem:
+    except WeftError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, struct.error, zipfile.BadZipFile) as error:
-        raise Problem(f"{path} is no model that weft export wrote: {told(error)}") from None
+        raise WeftError(f"{path} is no model that weft export wrote: {told(error)}") from None
 
 
 def _one_by_one(run: Run) -> Run:
@@ -186,7 +186,7 @@ def _open_safetensors(path: Path, trusted: bool) -> tuple[Run, Facts]:
         raise ValueError(str(error)) from None
     own = [str(facts[key]) for key in ("network", "loss") if ":" in str(facts[key])]
     if own and not trusted:
-        raise Problem(f"{path} names code to run ({', '.join(own)}): add --trust if you know who wrote it")
+        raise WeftError(f"{path} names code to run ({', '.join(own)}): add --trust if you know who wrote it")
     model = rebuilt(facts)
     model.load_state_dict(tensors)
     return _by_torch(model), facts
@@ -194,7 +194,7 @@ def _open_safetensors(path: Path, trusted: bool) -> tuple[Run, Facts]:
 
 def _open_pt2(path: Path, trusted: bool) -> tuple[Run, Facts]:
     if not trusted:
-        raise Problem(f"torch opens {path} with pickle: add --trust if you know who wrote it")
+        raise WeftError(f"torch opens {path} with pickle: add --trust if you know who wrote it")
     import torch
 
     files = {"weft.json": ""}
@@ -207,7 +207,7 @@ def _open_onnx(path: Path, _: bool) -> tuple[Run, Facts]:
     try:
         import onnxruntime
     except ImportError:
-        raise Problem(f"an .onnx file {NEEDS}") from None
+        raise WeftError(f"an .onnx file {NEEDS}") from None
     try:
         session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors share no class but this one

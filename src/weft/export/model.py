@@ -12,15 +12,15 @@ import torch
 from torch import nn
 
 from weft import networks
-from weft.client import World
-from weft.errors import Problem
+from weft.core.client import World
+from weft.core.storage import State
+from weft.errors import WeftError
 from weft.networks.flat import Dropout, Network
 from weft.plan import Plan
-from weft.record import has_sites, read_manifest, read_plan, way_on
-from weft.running import check_images
+from weft.runs.folder import has_sites, read_manifest, read_plan, way_on
+from weft.runs.run import check_images
 from weft.scenarios import sites
 from weft.scenarios.sites import DEPTH
-from weft.state import State
 
 CHECKED = 100  # test images on which an exported file is held against the run
 
@@ -79,15 +79,15 @@ def take(folder: Path, client: int, step: int) -> Taken:
     """The model of one task of one client, from the last checkpoint of a run."""
     plan = read_plan(folder)
     if has_sites(folder):
-        raise Problem(f"the clients of {folder} are sites, which keep their models: weft site export at the site")
+        raise WeftError(f"the clients of {folder} are sites, which keep their models: weft site export at the site")
     manifest = read_manifest(folder / "checkpoints")
     if manifest is None:
-        raise Problem(f"the run in {folder} has no checkpoint yet; {way_on(folder)} goes on with it")
+        raise WeftError(f"the run in {folder} has no checkpoint yet; {way_on(folder)} goes on with it")
     check_images(folder)  # the normalisation comes from them
     if not 0 <= client < plan.clients:
-        raise Problem(f"there is no client {client}; choose 0 to {plan.clients - 1}")
+        raise WeftError(f"there is no client {client}; choose 0 to {plan.clients - 1}")
     if str(client) not in manifest["clients"]:
-        raise Problem(f"client {client} has learned nothing yet; {way_on(folder)} goes on with it")
+        raise WeftError(f"client {client} has learned nothing yet; {way_on(folder)} goes on with it")
     state = State.load(folder / "checkpoints", manifest["clients"][str(client)])
     return _taken(plan, state, client, step, plan.scenario_options.get("bits", DEPTH))
 
@@ -97,7 +97,7 @@ def take_at_site(site: Path, run: str, step: int) -> Taken:
     folder = site / "state" / run
     manifest = read_manifest(folder)
     if manifest is None or not manifest["states"]:
-        raise Problem(f"{site} remembers no run {run}; weft site status lists those that it does")
+        raise WeftError(f"{site} remembers no run {run}; weft site status lists those that it does")
     plan = Plan.load(folder / "plan.toml")
     ((client, reference),) = manifest["states"].items()
     known = sites.listed(site)
@@ -109,7 +109,7 @@ def _taken(plan: Plan, state: State, client: int, step: int, bits: int) -> Taken
     finished = state.numbers.get("finished", -1)
     if not 0 <= step <= finished:
         known = f"choose 0 to {finished}" if finished >= 0 else "none is finished yet"
-        raise Problem(f"client {client} has not finished a task {step}; {known}")
+        raise WeftError(f"client {client} has not finished a task {step}; {known}")
     world = World(plan)
     lesson, task = world.lesson(client, step), world.task(client, step)
     world.method.answer_for(state, step, lesson)

@@ -9,23 +9,23 @@ import functools
 import importlib
 from typing import Any
 
-from weft import named
-from weft.errors import Problem, nearest
-from weft.methods.base import Method, Options
+from weft import registry
+from weft.errors import WeftError, nearest
 from weft.methods.combine import combine
+from weft.methods.method import Method, Options
 
 METHODS = {
-    "fedweit": "weft.methods.fedweit:FedWeIT",
-    "apd": "weft.methods.apd:APD",
-    "ewc": "weft.methods.ewc:EWC",
-    "stable-sgd": "weft.methods.stable_sgd:StableSGD",
-    "local": "weft.methods.local:Local",
-    "fedavg": "weft.methods.fedavg:FedAvg",
-    "fedprox": "weft.methods.fedprox:FedProx",
-    "scaffold": "weft.methods.scaffold:Scaffold",
-    "fedcurv": "weft.methods.fedcurv:FedCurv",
-    "stl": "weft.methods.stl:STL",
-    "joint": "weft.methods.joint:Joint",
+    "fedweit": "weft.methods.fedweit.fedweit:FedWeIT",
+    "apd": "weft.methods.fedweit.apd:APD",
+    "ewc": "weft.methods.continual.ewc:EWC",
+    "stable-sgd": "weft.methods.continual.stable_sgd:StableSGD",
+    "local": "weft.methods.continual.local:Local",
+    "fedavg": "weft.methods.federated.fedavg:FedAvg",
+    "fedprox": "weft.methods.federated.fedprox:FedProx",
+    "scaffold": "weft.methods.federated.scaffold:Scaffold",
+    "fedcurv": "weft.methods.federated.fedcurv:FedCurv",
+    "stl": "weft.methods.continual.stl:STL",
+    "joint": "weft.methods.continual.joint:Joint",
 }
 
 # the paper's, and what its figures add; any other pair that makes sense works as well
@@ -46,31 +46,31 @@ def canonical(name: str) -> str:
 def _resolve(name: str) -> tuple[str, type[Method]]:
     plain, _, preset = name.partition("@")
     if "+" in preset:
-        raise Problem(f"{name}: a preset stands alone and is no part of a combination")
+        raise WeftError(f"{name}: a preset stands alone and is no part of a combination")
     if "+" in plain and "" in plain.split("+"):
-        raise Problem(f"in {name!r} the name of a method is missing; write it as in fedprox+ewc")
+        raise WeftError(f"in {name!r} the name of a method is missing; write it as in fedprox+ewc")
     parts = {part: _one(part) for part in plain.split("+")}
     if len(parts) < len(plain.split("+")):
-        raise Problem(f"{plain} names a method twice")
+        raise WeftError(f"{plain} names a method twice")
     plain, found = combine(parts) if len(parts) > 1 else (plain, parts[plain])
     if plain in COMBINATIONS:
         found.verified = "tests/test_combinations.py: test_a_combination_is_both_of_its_parts"
     if preset and preset not in found.presets:
         hint = nearest(preset, found.presets) if found.presets else "it has none"
-        raise Problem(f"{plain} has no preset {preset!r}; {hint}")
+        raise WeftError(f"{plain} has no preset {preset!r}; {hint}")
     return (f"{plain}@{preset}" if preset else plain), found
 
 
 def _one(name: str) -> type[Method]:
     if ":" in name:
-        found = named.find(name)
+        found = registry.find(name)
         if not isinstance(found, type) or not issubclass(found, Method):
-            raise Problem(f"{name} is no method; it has to be a class derived from weft.methods.base.Method")
+            raise WeftError(f"{name} is no method; it has to be a class derived from weft.methods.method.Method")
         return found
     if name.endswith(".py"):
-        raise Problem(f"{name} is a file; name the class in it too, as in {name}:MyMethod")
+        raise WeftError(f"{name} is a file; name the class in it too, as in {name}:MyMethod")
     if name not in METHODS:
-        raise Problem(f"there is no method {name!r}; {nearest(name, METHODS)}")
+        raise WeftError(f"there is no method {name!r}; {nearest(name, METHODS)}")
     module, _, attribute = METHODS[name].partition(":")
     known: type[Method] = getattr(importlib.import_module(module), attribute)
     return known

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from weft.errors import Problem
-from weft.lazy import lazy
+from weft.errors import WeftError
+from weft.lazy import torch
+from weft.wire import tensors
 
 if TYPE_CHECKING:
-    import torch
-
-    from weft import tensors
-    from weft.message import Message
-    from weft.state import State
-    from weft.tensors import Payload
-else:
-    torch = lazy("torch")
-    tensors = lazy("weft.tensors")
+    from weft.core.storage import State
+    from weft.wire.message import Message
+    from weft.wire.tensors import Payload
 
 Average = Literal["equal", "examples"]
 
@@ -38,7 +33,7 @@ def sent(replies: list[Message], name: str) -> list[Payload]:
     for reply in replies:
         value = reply.tensors.get(name)
         if value is None or (found and _form(value) != _form(found[0])):
-            raise Problem(f"{reply.sender} did not answer with {name!r} as this method expects it")
+            raise WeftError(f"{reply.sender} did not answer with {name!r} as this method expects it")
         found.append(value)
     return found
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from pydantic import create_model
 
-from weft.errors import Problem
-from weft.methods.base import Method, Options
+from weft.errors import WeftError
+from weft.methods.method import Method, Options
 
 
 def combine(parts: dict[str, type[Method]]) -> tuple[str, type[Method]]:
-    """The class of a combination and its name in the order that counts; a `Problem` says why if it makes no sense."""
+    """The class of a combination and its name in the order that counts; a `WeftError` says why if it makes no sense."""
     _check(parts)
     order = sorted(parts, key=lambda name: (not parts[name].talks, parts[name].composes, name))
     classes = [parts[name] for name in order]
@@ -48,21 +48,23 @@ def _check(parts: dict[str, type[Method]]) -> None:
     name = "+".join(parts)
     for part, kind in parts.items():
         if kind.alone:
-            raise Problem(f"{name} makes no sense: {part} combines with nothing, {kind.alone}")
+            raise WeftError(f"{name} makes no sense: {part} combines with nothing, {kind.alone}")
     talking = [part for part, kind in parts.items() if kind.talks]
     if len(talking) > 1:
-        raise Problem(
+        raise WeftError(
             f"{name} makes no sense: {' and '.join(talking)} each have a server half; choose one of them, "
             "with ewc, stable-sgd or apd"
         )
     composing = [part for part, kind in parts.items() if kind.composes]
     if len(composing) > 1:
-        raise Problem(f"{name} makes no sense: {' and '.join(composing)} each make theta of parts of their own")
+        raise WeftError(f"{name} makes no sense: {' and '.join(composing)} each make theta of parts of their own")
     for part, kind in parts.items():
         if composing and kind.needs_theta:
-            raise Problem(f"{name} makes no sense: {kind.needs_theta}, and {composing[0]} makes theta of several parts")
+            raise WeftError(
+                f"{name} makes no sense: {kind.needs_theta}, and {composing[0]} makes theta of several parts"
+            )
         if composing and kind.optimizer == "sgd":
-            raise Problem(
+            raise WeftError(
                 f"{name} makes no sense: {part} needs SGD, under which {composing[0]} diverges, "
                 "since its drift and l1 terms are scaled for Adam"
             )
@@ -70,4 +72,4 @@ def _check(parts: dict[str, type[Method]]) -> None:
     for part, kind in parts.items():
         for option in kind.options_class.model_fields.keys() - Options.model_fields.keys():
             if owners.setdefault(option, part) != part:
-                raise Problem(f"{name} does not work: {owners[option]} and {part} each have an option {option!r}")
+                raise WeftError(f"{name} does not work: {owners[option]} and {part} each have an option {option!r}")

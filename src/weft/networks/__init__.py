@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from weft import named
-from weft.errors import Problem, nearest
+from weft import registry
+from weft.errors import WeftError, nearest
 from weft.signature import Statistics, options_from
 
 if TYPE_CHECKING:
@@ -57,22 +57,22 @@ def options_of(name: str) -> type[BaseModel]:
     if (maker := _maker(name)) is not None:
         try:
             return options_from(maker)
-        except Problem as problem:
-            raise Problem(f"network {name}: {problem}") from None
+        except WeftError as problem:
+            raise WeftError(f"network {name}: {problem}") from None
     if name.endswith(".py"):
-        raise Problem(f"{name} is a file; name the class in it too, as in {name}:MyNetwork")
+        raise WeftError(f"{name} is a file; name the class in it too, as in {name}:MyNetwork")
     if name not in NETWORKS:
-        raise Problem(f"there is no network {name!r}; {nearest(name, NETWORKS)}")
+        raise WeftError(f"there is no network {name!r}; {nearest(name, NETWORKS)}")
     return NETWORKS[name]
 
 
 def check_loss(name: str) -> None:
-    """A `Problem` if it names no loss."""
+    """A `WeftError` if it names no loss."""
     if ":" not in name:
-        raise Problem(f"loss={name} names no loss; write file.py:Name, or leave it out for cross entropy")
-    found = named.find(name)
+        raise WeftError(f"loss={name} names no loss; write file.py:Name, or leave it out for cross entropy")
+    found = registry.find(name)
     if not callable(getattr(found, "loss", None)) or not isinstance(found, type):
-        raise Problem(f"{name} is no loss; it has to be a class derived from weft.networks.losses.Loss")
+        raise WeftError(f"{name} is no loss; it has to be a class derived from weft.networks.losses.Loss")
 
 
 def build(
@@ -85,7 +85,7 @@ def build(
 
 def _maker(name: str) -> Any:
     """What makes somebody's own network; None if the name is not of that form."""
-    return named.find(name) if ":" in name else None
+    return registry.find(name) if ":" in name else None
 
 
 @functools.lru_cache(maxsize=8)
@@ -103,24 +103,24 @@ def _build(name: str, maker: Any, text: str, heads: tuple[int, ...], device: str
                 body, features = importlib.import_module(f"weft.networks.{name}").body(**given)
             else:
                 body, features = _own_body(maker, given)
-        objective = None if loss is None else named.find(loss)()
+        objective = None if loss is None else registry.find(loss)()
         network = Network(body, features, heads, device, statistics, objective=objective)
         if not network.layout.layers:
-            raise Problem("it has no linear or convolution layer to train; FedWeIT and its rivals need at least one")
+            raise WeftError("it has no linear or convolution layer to train; FedWeIT and its rivals need at least one")
         return network
-    except Problem as problem:
-        raise Problem(f"network {name}: {problem}") from problem.__cause__
+    except WeftError as problem:
+        raise WeftError(f"network {name}: {problem}") from problem.__cause__
 
 
 def _own_body(maker: Any, given: dict[str, Any]) -> tuple[nn.Module, int]:
     from torch import nn
 
-    from weft.networks.trying import count_features
+    from weft.networks.probe import count_features
 
     try:
         body = maker(**given)
     except Exception as error:
-        raise Problem(f"it cannot be made with {given}: {named.told(error)}") from error
+        raise WeftError(f"it cannot be made with {given}: {registry.told(error)}") from error
     if not isinstance(body, nn.Module):
-        raise Problem(f"it made a {type(body).__name__}; wanted is an nn.Module")
+        raise WeftError(f"it made a {type(body).__name__}; wanted is an nn.Module")
     return body, count_features(body)

@@ -21,7 +21,7 @@ from torch import nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.networks.flat import Network
 
 Squares = tuple[torch.Tensor, torch.Tensor]  # by weight and by bias, each summed over the examples
@@ -55,7 +55,7 @@ def fisher(
     total, count = torch.zeros(network.layout.size, device=network.vector.device, dtype=network.vector.dtype), 0
     for name, module in network.body.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            raise Problem(
+            raise WeftError(
                 f"{name} normalises by its batch, so that no image has a gradient of its own; "
                 "build it with track_running_stats=True"
             )
@@ -71,7 +71,7 @@ def fisher(
         for module, mode in modes:
             module.training = mode
     if not count:
-        raise Problem("the Fisher information is a mean over examples and there are none; give at least one")
+        raise WeftError("the Fisher information is a mean over examples and there are none; give at least one")
     return total.div_(count)
 
 

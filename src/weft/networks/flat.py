@@ -24,10 +24,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from weft.batches import Batches
-from weft.errors import Problem
+from weft.errors import WeftError
+from weft.networks.batches import Batches
 from weft.networks.losses import Loss
-from weft.networks.trying import IMAGE, try_out
+from weft.networks.probe import IMAGE, try_out
 from weft.signature import Statistics
 
 # A unit-variance normal cut at two deviations has this deviation: variance scaling divides by it.
@@ -188,7 +188,9 @@ class Network:
             except ValueError as error:
                 if len(images) > 1 or not self._statistics:
                     raise
-                raise Problem(f"a batch of 1 image is too small for batch norm; change batch_size ({error})") from error
+                raise WeftError(
+                    f"a batch of 1 image is too small for batch norm; change batch_size ({error})"
+                ) from error
             pieces = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for place, piece in zip(self._pieces, pieces, strict=True):
             if piece is None:  # a parameter that the module has but does not use

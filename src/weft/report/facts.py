@@ -13,7 +13,7 @@ from typing import Any
 
 from weft import metrics
 from weft.metrics import Matrix, Spread, spread
-from weft.named import short
+from weft.registry import short
 from weft.report.reading import Run
 
 APART = ("seed", "name", "device")  # keys of a plan that do not tell two plans apart

@@ -26,7 +26,7 @@ from weft.report.figures import (
     when,
 )
 from weft.report.helping import Help, helps
-from weft.screens import percent
+from weft.report.screens import percent
 
 
 def everybody(group: Group) -> list[int | None]:

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.errors import Problem
-from weft.locks import is_held
+from weft.errors import WeftError
+from weft.files import is_held
 from weft.metrics import Matrix
-from weft.record import Measured, accuracy_matrices, check_layout, load_summary, read_measures, read_rows
 from weft.report.states import Attention, Density, Layer, StateReader
+from weft.runs.folder import Measured, accuracy_matrices, check_layout, load_summary, read_measures, read_rows
 
 USUAL = ("created", "finished")
 # what a site may do: it has no task yet, wants to take part no more or is taken out, is back, is asked once more
@@ -141,7 +141,7 @@ class Reader:
         densities, attention = self._read_states(layers, notes)
         try:
             summary = load_summary(folder)
-        except Problem as problem:
+        except WeftError as problem:
             summary = None
             notes.append(str(problem))
         return Run(
@@ -181,7 +181,7 @@ class Reader:
                     densities += dense
                     attention += foreign
                 return tuple(densities), tuple(attention)
-            except Problem as problem:
+            except WeftError as problem:
                 said = str(problem)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 said = f"the checkpoint in {checkpoints} cannot be understood ({error!r})"
@@ -218,7 +218,7 @@ def read_ledger(folder: Path) -> list[Sent]:
             found.append(Sent(direction, *place, name, int(size), int(nonzeros), int(dense)))
         except ValueError:
             line = ",".join(row)
-            raise Problem(f"{folder / 'ledger.csv'} is damaged at {line[:80]!r}; run again in a new folder") from None
+            raise WeftError(f"{folder / 'ledger.csv'} is damaged at {line[:80]!r}; run again in a new folder") from None
     return found
 
 
@@ -286,7 +286,7 @@ def _plan(folder: Path) -> dict[str, Any]:
         if not isinstance(plan["method"], str):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):  # a TOMLDecodeError is a ValueError
-        raise Problem(f"{path} cannot be read; put it back, or run again in a new folder") from None
+        raise WeftError(f"{path} cannot be read; put it back, or run again in a new folder") from None
     return plan
 
 

@@ -24,8 +24,8 @@ from weft.report.figures import (
 )
 from weft.report.helping import CAVEATS, largest_move, mean_contributions, shares
 from weft.report.learning_figures import everybody
+from weft.report.screens import size
 from weft.report.states import Attention, Density
-from weft.screens import size
 
 DIRECTIONS = {"c2s": "up", "s2c": "down"}
 PARTS = {  # what the ledger's names of parts mean, and a colour for each

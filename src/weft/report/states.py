@@ -1,6 +1,6 @@
 """What the states of clients say about A, m and attention, layer by layer: read from checkpoints, without torch.
 
-A state's archive has one safetensors file for each thing that a task left behind (weft.state writes them). Each is
+A state's archive has one safetensors file for each thing that a task left behind (core/storage.py writes them). Each is
 read once, whichever page asks for it again: a file is known by its checksum.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import Problem
-from weft.record import checksum_of
+from weft.errors import WeftError
+from weft.files import checksum as checksum_of
 
 Vector = NDArray[np.float32]
 Mark = Sequence[Any]  # [file name, checksum]
@@ -138,11 +138,11 @@ def read_vector(path: Path, checksum: int) -> Vector | Sparse:
         with safetensors.safe_open(path, "np") as file:
             metadata, parts = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except OSError as error:
-        raise Problem(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror or error})") from None
+        raise WeftError(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror or error})") from None
     except safetensors.SafetensorError:
         metadata, parts = {}, {}
     if checksum_of(parts, metadata) != checksum:
-        raise Problem(f"the checkpoint is corrupt: {path} is not what was written")
+        raise WeftError(f"the checkpoint is corrupt: {path} is not what was written")
     return Sparse(parts["it:indices"], parts["it:values"]) if "it:indices" in parts else parts["it"]
 
 
@@ -154,5 +154,5 @@ def read_numbers(path: Path) -> dict[str, Any]:
             header = json.loads(file.read(min(length, path.stat().st_size)))  # a damaged one claims any length
         numbers: dict[str, Any] = json.loads(header["__metadata__"]["numbers"])
     except (OSError, ValueError, KeyError) as error:
-        raise Problem(f"the checkpoint is incomplete: {path} cannot be read ({error})") from None
+        raise WeftError(f"the checkpoint is incomplete: {path} cannot be read ({error})") from None
     return numbers

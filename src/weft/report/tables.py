@@ -12,7 +12,7 @@ from weft.metrics import Spread
 from weft.report.facts import Group, differences, measured, rows, unlike
 from weft.report.figures import COLOURS
 from weft.report.reading import USUAL, Event, Run
-from weft.screens import duration, size, spread_text
+from weft.report.screens import duration, size, spread_text
 
 MODELS = {"own": "the client's own after its last epoch", "global": "after the next theta_G"}
 

@@ -16,7 +16,7 @@ from weft import metrics
 from weft.report.facts import Group, group, over_rounds, over_tasks
 from weft.report.helping import CAVEATS, largest_move, mean_contributions, shares
 from weft.report.reading import ORDERLY, Event, Run
-from weft.screens import decimals, percent
+from weft.report.screens import decimals, percent
 
 BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", ".:-=+*#@"  # for terminals that can show blocks, and for those that cannot
 MOST_COLUMNS = 10  # of tasks or clients

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from weft.errors import Problem, nearest
+from weft.errors import WeftError, nearest
 from weft.plan import Plan, ready_plans
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Experiment:
         labels, methods = {row.label for row in self.rows}, {row.method for row in self.rows}
         for word in only:
             if word not in labels | methods:
-                raise Problem(f"{self.name} has no row {word!r}; {nearest(word, labels | methods)}")
+                raise WeftError(f"{self.name} has no row {word!r}; {nearest(word, labels | methods)}")
         return tuple(row for row in self.rows if row.label in only or row.method in set(only) - labels)
 
 
@@ -127,9 +127,9 @@ def load(name: str, scale: Scale | None = None) -> Table | Figure:
     """A table or figure by its name, at the paper's size unless `scale` says small."""
     known = {**TABLES, **FIGURES}
     if name not in known:
-        raise Problem(f"there is no table or figure {name!r}; {nearest(name, known)} (weft repro lists them)")
+        raise WeftError(f"there is no table or figure {name!r}; {nearest(name, known)} (weft repro lists them)")
     module, _, function = known[name].partition(":")
     experiment: Table | Figure = getattr(importlib.import_module(module), function)()
     if scale is not None and experiment.scale is None:
-        raise Problem(f"{name} has one size only; leave --scale out")
+        raise WeftError(f"{name} has one size only; leave --scale out")
     return replace(experiment, scale=scale) if scale is not None else experiment

@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.plan import PARTS, Plan
 from weft.repro import Experiment
-from weft.repro.results import F, Results
+from weft.repro.store import F, Results
 
 
 def commands_of(results: Results[F]) -> list[str]:

@@ -10,10 +10,10 @@ from typing import Generic
 
 import filelock
 
-from weft.errors import Problem
-from weft.record import write_text, write_whole
+from weft.errors import WeftError
+from weft.files import write_bytes, write_text
 from weft.repro import Experiment, Row
-from weft.repro.results import F, Key, Results
+from weft.repro.store import F, Key, Results
 
 PATIENCE = 60.0  # seconds that another process may take to write
 
@@ -64,7 +64,7 @@ class Desk(Generic[F]):
             write_text(self.csv, self.csv_text(results))
             written = [self.csv]
             for ending, content in self.others(results, more_to_come).items():
-                write_whole(self.path(ending), content if isinstance(content, bytes) else content.encode("utf-8"))
+                write_bytes(self.path(ending), content if isinstance(content, bytes) else content.encode("utf-8"))
                 written.append(self.path(ending))
         return written
 
@@ -76,6 +76,6 @@ class Desk(Generic[F]):
             with lock:
                 yield
         except filelock.Timeout:
-            raise Problem(f"another process is writing {self.csv}; wait for it or stop it") from None
+            raise WeftError(f"another process is writing {self.csv}; wait for it or stop it") from None
         except OSError as error:
-            raise Problem(f"{self.folder} cannot be written ({error.strerror}); choose another --out") from None
+            raise WeftError(f"{self.folder} cannot be written ({error.strerror}); choose another --out") from None

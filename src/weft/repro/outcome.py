@@ -13,8 +13,8 @@ from weft.repro import Figure, Table, writing
 from weft.repro.desk import Desk
 from weft.repro.figures import style
 from weft.repro.figures import writing as drawing
-from weft.repro.results import Results
 from weft.repro.screens import rows
+from weft.repro.store import Results
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as Grid
 
 from weft.plan import Plan
+from weft.report.screens import duration, percent, spread_text
 from weft.repro.writing import Entry
-from weft.screens import duration, percent, spread_text
 
 QUIET = 60.0  # seconds after which a run without a terminal says where it is
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from weft.metrics import Spread, spread
+from weft.report.screens import share_of_dense, spread_text
 from weft.repro import Published, Row, Table
 from weft.repro.describing import commands_of, endings, grid, heading
 from weft.repro.desk import Desk
-from weft.repro.results import Key, Line, Results, csv_text, read_csv, read_line
-from weft.screens import share_of_dense, spread_text
+from weft.repro.store import Key, Line, Results, csv_text, read_csv, read_line
 
 SPECIAL = {
     "\\": r"\textbackslash{}",

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from pydantic import BaseModel
 
-from weft import named
-from weft.errors import Problem, nearest
+from weft import registry
+from weft.errors import WeftError, nearest
 from weft.scenarios.marks import mark_of
 from weft.signature import options_from
 
@@ -102,15 +102,15 @@ class Own:
     def build(self, options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
         try:
             found = self.make(clients=clients, tasks=tasks, seed=seed, **options.model_dump())
-        except Problem as problem:
-            raise Problem(f"scenario {self.name}: {problem}") from problem.__cause__
+        except WeftError as problem:
+            raise WeftError(f"scenario {self.name}: {problem}") from problem.__cause__
         except Exception as error:
-            raise Problem(f"scenario {self.name} cannot be made: {named.told(error)}") from error
+            raise WeftError(f"scenario {self.name} cannot be made: {registry.told(error)}") from error
         if not isinstance(found, Scenario):
-            raise Problem(f"scenario {self.name} made a {type(found).__name__}; wanted is a weft.scenarios.Scenario")
+            raise WeftError(f"scenario {self.name} made a {type(found).__name__}; wanted is a weft.scenarios.Scenario")
         if found.clients != clients or not all(found.sequences) or found.steps > tasks:
             sizes = f"{found.clients} clients of up to {found.steps} tasks" if found.clients else "no client"
-            raise Problem(f"scenario {self.name} made {sizes}; the plan has clients={clients} and tasks={tasks}")
+            raise WeftError(f"scenario {self.name} made {sizes}; the plan has clients={clients} and tasks={tasks}")
         return found
 
 
@@ -127,22 +127,22 @@ GROUP = "weft.scenarios"  # of entry points, by which installed packages add to 
 
 
 def is_known(name: str) -> bool:
-    return name in SCENARIOS or name in named.installed(GROUP) or ":" in name
+    return name in SCENARIOS or name in registry.installed(GROUP) or ":" in name
 
 
 def module_of(name: str) -> ScenarioModule:
     """`file.py:name` and `package.module:name` name somebody's own."""
-    name = named.spelled_out(name, GROUP)
+    name = registry.spelled_out(name, GROUP)
     if ":" in name:
-        make = named.find(name)
+        make = registry.find(name)
         try:
-            return Own(named.short(name), make, options_from(make, "scenario"))
-        except Problem as problem:
-            raise Problem(f"scenario {name}: {problem}") from None
+            return Own(registry.short(name), make, options_from(make, "scenario"))
+        except WeftError as problem:
+            raise WeftError(f"scenario {name}: {problem}") from None
     if name.endswith(".py"):
-        raise Problem(f"{name} is a file; name the function in it too, as in {name}:my_scenario")
+        raise WeftError(f"{name} is a file; name the function in it too, as in {name}:my_scenario")
     if name not in SCENARIOS:
-        raise Problem(f"there is no scenario {name!r}; {nearest(name, SCENARIOS)}")
+        raise WeftError(f"there is no scenario {name!r}; {nearest(name, SCENARIOS)}")
     module: ScenarioModule = importlib.import_module(SCENARIOS[name])
     return module
 

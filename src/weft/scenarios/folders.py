@@ -19,9 +19,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from weft.data import own
 from weft.data.own import Pictures, natural
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.scenarios import PARTS, Part, Scenario, Split, Task
-from weft.scenarios.cutting import check, cut, given, in_parts, normalisation
+from weft.scenarios.splits import check, cut, given, in_parts, normalisation
 
 MOST_NAMED = 3  # broken files in a message
 
@@ -64,16 +64,16 @@ def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
     notes = _notes(place, options, pictures)
     names = sorted(set(pictures.client.tolist()), key=natural)
     if clients > len(names):
-        raise Problem(f"{place} has {len(names)} clients, not {clients}; leave clients out, or choose fewer")
+        raise WeftError(f"{place} has {len(names)} clients, not {clients}; leave clients out, or choose fewer")
     sequences = tuple(sequence(options, pictures, name, tasks) for name in names[:clients])
     if tasks > max(map(len, sequences)):
-        raise Problem(f"{place} has up to {max(map(len, sequences))} tasks a client, not {tasks}; leave tasks out")
+        raise WeftError(f"{place} has up to {max(map(len, sequences))} tasks a client, not {tasks}; leave tasks out")
     return Scenario("folders", sequences, notes=notes)
 
 
 def _place(options: Options) -> Path:
     if not options.path:
-        raise Problem("the scenario folders needs your images: scenario.path=FOLDER or scenario.path=TABLE.csv")
+        raise WeftError("the scenario folders needs your images: scenario.path=FOLDER or scenario.path=TABLE.csv")
     return Path(options.path)
 
 
@@ -82,7 +82,7 @@ def _notes(place: Path, options: Options, pictures: Pictures) -> tuple[str, ...]
     if broken := pictures.broken.tolist():
         some = ", ".join(broken[:MOST_NAMED]) + (", ..." if len(broken) > MOST_NAMED else "")
         if options.broken == "refuse":
-            raise Problem(f"{len(broken)} files cannot be read: {some}; mend them, or scenario.broken=skip")
+            raise WeftError(f"{len(broken)} files cannot be read: {some}; mend them, or scenario.broken=skip")
         notes.append(f"{len(broken)} files cannot be read and are left out: {some}")
     return (*notes, *depth_notes(pictures, options.bits, "scenario.bits"))
 

@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from weft.lazy import lazy
+from weft.lazy import lazy, np
 from weft.randomness import generator
 from weft.scenarios import Part, Scenario, Split, Task
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from weft.scenarios import families
+    from weft.scenarios import drawn
 else:
-    np = lazy("numpy")
-    families = lazy("weft.scenarios.families")
+    drawn = lazy("weft.scenarios.drawn")
 
 
 class Options(BaseModel):
@@ -60,14 +57,14 @@ def _deal(options: Options, clients: int, tasks: int, seed: int) -> list[list[in
 
 
 def _task(options: Options, kind: int, client: int, step: int, seed: int) -> Task:
-    family, handful = families.FAMILIES[kind % len(families.FAMILIES)], kind // len(families.FAMILIES)
+    family, handful = drawn.FAMILIES[kind % len(drawn.FAMILIES)], kind // len(drawn.FAMILIES)
     classes = range(handful * options.classes_per_task, (handful + 1) * options.classes_per_task)
-    mean, deviation = families.NORMALISATION[family]
+    mean, deviation = drawn.NORMALISATION[family]
     sizes: dict[Part, int] = {"train": options.train, "valid": options.valid, "test": options.test}
     return Task(
         name=f"{family}-{handful}",
         group=family,
-        classes=tuple(families.class_name(family, index) for index in classes),
+        classes=tuple(drawn.class_name(family, index) for index in classes),
         sizes=sizes,
         mean=mean,
         deviation=deviation,
@@ -82,7 +79,7 @@ def _load(
     images, labels = [], []
     for label, index in enumerate(classes):
         count = len(range(label, sizes[part], len(classes)))  # as even as the size allows
-        images.append(families.draw(family, index, count, generator(seed, "draw", part, client, step, index)))
+        images.append(drawn.draw(family, index, count, generator(seed, "draw", part, client, step, index)))
         labels.append(np.full(count, label, dtype=np.int64))
     order = generator(seed, "order", part, client, step).permutation(sizes[part])  # a plan may ask not to shuffle later
     return Split(np.concatenate(images)[order], np.concatenate(labels)[order])

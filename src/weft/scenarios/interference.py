@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from weft.data import cache
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.randomness import generator
 from weft.scenarios import PARTS, Part, Scenario, Split, Task
 from weft.scenarios.parts import Indices, parts_of, task_of
@@ -39,7 +39,7 @@ def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
     assert isinstance(options, Options)
     expected = 1 if options.sender == "nobody" else 2
     if (clients, tasks) != (expected, TASKS):
-        raise Problem(
+        raise WeftError(
             f"interference with scenario.sender={options.sender} has {expected} clients and {TASKS} tasks, "
             f"not {clients} and {tasks}"
         )
@@ -63,7 +63,7 @@ def _tasks(name: str, images: int, count: int, seed: int) -> list[Task]:
             order = generator(seed, "images", name, part, index).permutation(mine[part])
             size = min(sizes[part] // len(classes), len(order) // count)
             if size == 0:
-                raise Problem(f"class {index} of {name} has {len(order)} {part} images, too few for {count} tasks")
+                raise WeftError(f"class {index} of {name} has {len(order)} {part} images, too few for {count} tasks")
             for place in range(count):
                 places[place][part].append(order[place * size : (place + 1) * size])
     return [task_of(dataset, f"{name}-{place}", classes, places[place]) for place in range(count)]

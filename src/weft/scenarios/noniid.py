@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from weft.data import cache
 from weft.data.cache import Dataset
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.randomness import generator
 from weft.scenarios import PARTS, Scenario, Task
 from weft.scenarios.parts import SEED, parts_of, task_of
@@ -24,7 +24,7 @@ def deal(name: str, counts: Mapping[str, int], of_each: int, clients: int, tasks
     """All tasks of a list, dealt by seed to as many clients as get `of_each` of them; the first so many are taken."""
     most = sum(counts.values()) // of_each
     if clients > most or tasks > of_each:
-        raise Problem(f"{name} has 1 to {most} clients and 1 to {of_each} tasks for each, not {clients} and {tasks}")
+        raise WeftError(f"{name} has 1 to {most} clients and 1 to {of_each} tasks for each, not {clients} and {tasks}")
     all_tasks = [(dataset, place) for dataset, count in counts.items() for place in range(count)]
     order = generator(seed, "deal").permutation(len(all_tasks)).reshape(most, of_each)[:clients, :tasks]
     datasets = {dataset: cache.load(dataset) for dataset in counts}  # all of them: none goes missing with another seed
@@ -40,6 +40,6 @@ def _task(datasets: Mapping[str, Dataset], counts: Mapping[str, int], name: str,
     order = generator(SEED, "classes", name).permutation(dataset.classes)
     classes = tuple(sorted(map(int, order[place * CLASSES : (place + 1) * CLASSES])))
     if len(classes) < 2:
-        raise Problem(f"{name} has {dataset.classes} classes, too few for {counts[name]} tasks of {CLASSES}")
+        raise WeftError(f"{name} has {dataset.classes} classes, too few for {counts[name]} tasks of {CLASSES}")
     of_class = [parts_of(dataset, index) for index in classes]
     return task_of(dataset, f"{name}-{place}", classes, {part: [each[part] for each in of_class] for part in PARTS})

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from weft.data import cache
 from weft.data.cache import Dataset
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.randomness import generator
 from weft.scenarios import PARTS, Part, Scenario, Task
 from weft.scenarios.parts import Indices, parts_of, task_of
@@ -32,7 +32,7 @@ def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
     dataset = cache.load("cifar100")
     superclasses = int(dataset.extra["coarse_of_fine"].max()) + 1
     if clients > MOST_CLIENTS or tasks > superclasses:
-        raise Problem(
+        raise WeftError(
             f"overlapped-cifar100 has 1 to {MOST_CLIENTS} clients and 1 to {superclasses} tasks, "
             f"not {clients} and {tasks}"
         )
@@ -54,7 +54,7 @@ def _pieces(dataset: Dataset, superclass: int, clients: int) -> list[Task]:
     name = str(dataset.extra["coarse_names"][superclass])
     places: dict[Part, list[list[Indices]]] = {part: _cut([each[part] for each in of_class], clients) for part in PARTS}
     if any(len(mine) == 0 for part in ("train", "test") for own in places[part] for mine in own):
-        raise Problem(f"{name} has too few images for {clients} clients: some would have a class with no image")
+        raise WeftError(f"{name} has too few images for {clients} clients: some would have a class with no image")
     return [
         task_of(dataset, name, classes, {part: places[part][client] for part in PARTS}) for client in range(clients)
     ]

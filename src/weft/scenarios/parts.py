@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.data.cache import Dataset, load
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.randomness import generator
 from weft.scenarios import PARTS, Part, Split, Task
-from weft.scenarios.cutting import cut
+from weft.scenarios.splits import cut
 
 SEED = 0  # of all cuts; not the plan's
 SHARES: dict[Part, float] = {"train": 0.7, "test": 0.2, "valid": 0.1}  # the released code's, FIDELITY.md row 15
@@ -31,7 +31,7 @@ def parts_of(dataset: Dataset, index: int) -> dict[Part, Indices]:
     """For one class the places of its images in each part, in an order of the fixed seed."""
     mine = np.flatnonzero(dataset.y == index)
     if len(mine) < len(PARTS):
-        raise Problem(f"class {index} of {dataset.name} has {len(mine)} images; each of its three parts needs one")
+        raise WeftError(f"class {index} of {dataset.name} has {len(mine)} images; each of its three parts needs one")
     rng = generator(SEED, "parts", dataset.name, index)
     if "track" in dataset.extra:
         kind, groups = "tracks", [f"track {at}" if at >= 0 else "" for at in dataset.extra["track"][mine]]
@@ -46,7 +46,7 @@ def parts_of(dataset: Dataset, index: int) -> dict[Part, Indices]:
         return dict(zip(PARTS, np.split(mine, ends), strict=True))
     if absent := [part for part in PARTS if part not in found]:
         count = len(set(groups) - {""})
-        raise Problem(f"class {index} of {dataset.name} has {count} {kind}: too few, there are no {absent[0]} images")
+        raise WeftError(f"class {index} of {dataset.name} has {count} {kind}: too few, there are no {absent[0]} images")
     return {part: rng.permutation(mine[found == part]) for part in PARTS}
 
 

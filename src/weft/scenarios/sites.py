@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict
 
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.lazy import lazy
 from weft.scenarios import Part, Scenario, Split, Task
 
@@ -68,7 +68,7 @@ def listed(site: Path) -> list[dict[str, Any]]:
         words: list[dict[str, Any]] = json.loads((site / "tasks.json").read_text(encoding="utf-8"))
         return words
     except (OSError, ValueError):
-        raise Problem(f"{site / 'tasks.json'} cannot be read; weft site join makes a site's folder") from None
+        raise WeftError(f"{site / 'tasks.json'} cannot be read; weft site join makes a site's folder") from None
 
 
 def look(folder: Path, bits: int = DEPTH) -> Found:
@@ -78,7 +78,7 @@ def look(folder: Path, bits: int = DEPTH) -> Found:
         pictures = own.Pictures(**own.pack(folder, bits, own.find_task(folder)))
         faults = tuple(f"{file} is no image that can be read" for file in pictures.broken.tolist())
         task = _as_task(pictures, bits)
-    except Problem as problem:
+    except WeftError as problem:
         return Found(None, None, (str(problem),), others=others)
     empty = [f"{name} is no class: there is no image in it" for name in own.empty_classes(folder)]
     notes = (*task.warnings, *folders.depth_notes(pictures, bits, "--bits"), *empty)
@@ -120,7 +120,7 @@ def _task_of(site: Path, place: int) -> Task:
     try:
         pictures = own.Pictures(**cache.read_arrays(path, own.KEYS))
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-        raise Problem(f"the images of task {words['name']} are not in {path} any more; put them back") from None
+        raise WeftError(f"the images of task {words['name']} are not in {path} any more; put them back") from None
     return dataclasses.replace(_as_task(pictures, words["bits"]), name=words["name"], group="own")
 
 
@@ -135,4 +135,4 @@ def _unseen(step: int) -> Task:
 
 
 def _nobody(part: Part) -> Split:
-    raise Problem("scenario=sites has no images here; run it with weft hub run, at sites that have some")
+    raise WeftError("scenario=sites has no images here; run it with weft hub run, at sites that have some")

@@ -7,12 +7,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from weft.record import read_plan
 from weft.repro import Figure, Row
 from weft.repro.describing import grid
 from weft.repro.figures import style
 from weft.repro.figures.points import Panels, Point, at
 from weft.repro.figures.reading import tests
+from weft.runs.folder import read_plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

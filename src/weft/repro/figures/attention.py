@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from weft import scenarios
 from weft.plan import Plan
-from weft.record import read_manifest, read_plan
 from weft.repro import Figure, Row
 from weft.repro.describing import grid
 from weft.repro.figures import style
 from weft.repro.figures.points import Curve, Panels, Point
+from weft.runs.folder import read_manifest, read_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,8 +43,8 @@ def figure() -> Figure:
 
 def read(row: Row, folder: Path) -> list[Point]:
     """Every pair of a task and a foreign A that it was given."""
-    from weft.state import State  # loads torch
-    from weft.tensors import dense
+    from weft.core.storage import State  # loads torch
+    from weft.wire.tensors import dense
 
     plan = read_plan(folder)
     sequences, layer = scenarios.of(plan).sequences, first_connected(plan)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft import metrics
-from weft.ledger import Entry, by
-from weft.record import accuracy_matrices, read_plan, read_rows
+from weft.report.screens import share_of_dense
 from weft.repro import Figure, Row
 from weft.repro.describing import grid
 from weft.repro.figures import style
 from weft.repro.figures.points import Panels, Point, at
-from weft.screens import share_of_dense
+from weft.runs.folder import accuracy_matrices, read_plan, read_rows
+from weft.wire.ledger import Entry, by
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

@@ -8,11 +8,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from weft.record import accuracy_matrices
 from weft.repro import Figure, Row
 from weft.repro.describing import grid
 from weft.repro.figures import style
 from weft.repro.figures.points import Curve, Panels, Point
+from weft.runs.folder import accuracy_matrices
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from weft.metrics import Spread, spread
 from weft.repro import Figure, Row
-from weft.repro.results import Key, csv_of, images_of, key_of, plan_text, read_cells, short_hash
+from weft.repro.store import Key, csv_of, images_of, key_of, plan_text, read_cells, short_hash
 
 
 @dataclass(frozen=True)

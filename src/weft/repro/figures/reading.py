@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.plan import Plan
 
 
@@ -31,7 +31,7 @@ def _events(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
             if event["event"] == kind:
                 yield event
     except (OSError, ValueError, KeyError):
-        raise Problem(f"{path} is damaged; run again in a new folder") from None
+        raise WeftError(f"{path} is damaged; run again in a new folder") from None
 
 
 def by_round(folder: Path, plan: Plan, clients: Collection[int] | None = None) -> dict[int, list[float]]:

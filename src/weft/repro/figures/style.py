@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.errors import Problem
+from weft.errors import WeftError
 from weft.repro.figures.points import Curve
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def dataset_name(dataset: str) -> str:
 def check() -> None:
     """Told before anything is run: without matplotlib there are no pictures."""
     if find_spec("matplotlib") is None:
-        raise Problem('figures are drawn with matplotlib, which is not there: pip install "weft[figures]"')
+        raise WeftError('figures are drawn with matplotlib, which is not there: pip install "weft[figures]"')
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from weft.repro.describing import commands_of, endings, heading
 from weft.repro.desk import Desk
 from weft.repro.figures import points, style
 from weft.repro.figures.points import Panels, Plotted
-from weft.repro.results import Key, Results
+from weft.repro.store import Key, Results
 
 
 class FigureDesk(Desk[Plotted]):

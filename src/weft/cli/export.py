@@ -1,0 +1,106 @@
+"""`weft export` and `weft predict`: a task's model out of a run, and a try of it. What they need comes late."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from weft.cli.data import DataDir
+from weft.errors import WeftError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from weft.export.model import Taken
+
+out = Console()
+
+
+class Kind(StrEnum):
+    safetensors = "safetensors"
+    onnx = "onnx"
+    pt2 = "pt2"
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command("export")(export_command)
+    app.command("predict")(predict_command)
+
+
+def export_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    client: Annotated[int, typer.Option(min=0, help="Whose model, counted from 0.")] = 0,
+    task: Annotated[int, typer.Option(min=0, help="For which of its tasks, counted from 0.")] = 0,
+    kind: Annotated[Kind, typer.Option("--format", help="Of the file.")] = Kind.onnx,
+    file: Annotated[Path | None, typer.Option("--out", help="The file; else client0-task0.onnx.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """A task's model as one file that needs no weft: weft export runs/demo-fedweit-s0 --client 0 --task 1
+
+    Images in as bytes, logits and probabilities out. The file is held against the run on test images before it is kept.
+    """
+    from weft.export.model import take
+
+    write_out(take(folder, client, task), file or Path(f"client{client}-task{task}.{kind.value}"), kind)
+
+
+def write_out(taken: Taken, path: Path, kind: Kind) -> None:
+    from weft.export.files import write
+
+    difference = write(taken, path, kind.value)
+    names = ", ".join(taken.facts["classes"])
+    trust = " --trust" if kind is Kind.pt2 else ""  # torch opens it with pickle
+    _say(f"{path}: {taken.facts['task']} ({names}); the run's own answers on {len(taken.images)} test images")
+    _say(f"largest difference of a logit: {difference:.1e}; weft predict {path} IMAGE...{trust} tries it")
+
+
+def predict_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What weft export wrote.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures of any size.")],
+    trust: Annotated[bool, typer.Option("--trust", help="You know who wrote FILE: it may name code to run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+) -> None:
+    """Try an exported model on pictures: weft predict client0-task0.onnx a.png b.png"""
+    import numpy as np
+
+    from weft.export.files import open_model
+
+    run, facts = open_model(file, trusted=trust)
+    _, answers = run(np.stack([_picture(path, facts) for path in images]))
+    found = [dict(zip(facts["classes"], map(float, row), strict=True)) for row in answers]
+    if as_json:
+        told = [{"image": str(path), facts["answers"]: row} for path, row in zip(images, found, strict=True)]
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        return
+    for path, row in zip(images, found, strict=True):
+        _say(f"{path}: {_in_words(row, facts)}")
+
+
+def _picture(path: Path, facts: dict[str, Any]) -> NDArray[np.uint8]:
+    """As the images of a folder are read for training."""
+    from weft.data.pictures import BAD_PICTURE, own_picture
+
+    try:
+        return own_picture(path.read_bytes(), facts["image"][0], facts["bits"])[0]
+    except BAD_PICTURE as error:
+        why = getattr(error, "strerror", None)
+        raise WeftError(f"{path} cannot be read as a picture{f': {why}' if why else ''}") from None
+
+
+def _in_words(row: dict[str, float], facts: dict[str, Any]) -> str:
+    if facts["answers"] != "probabilities":
+        return ", ".join(f"{name} {value:.3f}" for name, value in row.items())
+    best, *others = sorted(row, key=lambda name: -row[name])
+    return f"{best} {100 * row[best]:.1f} %" + (f", then {others[0]} {100 * row[others[0]]:.1f} %" if others else "")
+
+
+def _say(text: str) -> None:
+    """A line as it is: a path is neither broken at the edge of the terminal nor read as markup."""
+    out.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,1 @@
+"""FedWeIT and its local half, APD."""
