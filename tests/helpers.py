@@ -235,7 +235,7 @@ class Run:
         for message in self.requests if direction == "s2c" else self.replies:
             client = int((message.receiver if direction == "s2c" else message.sender).removeprefix("client-"))
             for name, payload in message.tensors.items():
-                found[client, message.step, message.round, name] = payload
+                found[client, message.task, message.round, name] = payload
         return found
 
     def names(self, direction: str) -> set[str]:

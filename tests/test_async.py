@@ -144,7 +144,7 @@ def test_in_one_round_clients_are_at_different_tasks():
     seen: dict[str, int] = {}
     for request in finished.requests:
         place = seen.get(request.receiver, 0)
-        by_round.setdefault(place, set()).add(request.step)
+        by_round.setdefault(place, set()).add(request.task)
         seen[request.receiver] = place + 1
     assert any(len(steps) > 1 for steps in by_round.values())
     assert finished.progress.images == run(tasks=3, rounds_per_task=4).progress.images  # the same work
@@ -160,12 +160,12 @@ def test_who_starts_a_task_gets_what_is_there_by_then(name):
     asked = {request.request_id: request for request in finished.requests}
     for request, reply in zip(finished.requests, finished.replies, strict=True):
         me = request.receiver.removeprefix("client-")
-        if (foreign := request.numbers.get("foreign")) is not None:
+        if (foreign := request.fields.get("foreign")) is not None:
             assert set(foreign) <= given
             assert not any(key.startswith(f"{me}.") for key in foreign)
-            ahead += sum(int(key.partition(".")[2]) >= request.step for key in foreign)
+            ahead += sum(int(key.partition(".")[2]) >= request.task for key in foreign)
         if "give" in asked[reply.request_id].ops:
-            given.add(f"{me}.{request.step}")
+            given.add(f"{me}.{request.task}")
     assert ahead > 0  # in step there would be none
 
 
@@ -198,7 +198,7 @@ class OneWeight(Run):
         absorb = self.method.absorb
 
         def noted(server, reply, weight):
-            self.merged.append((reply.sender, reply.step, reply.round, weight))
+            self.merged.append((reply.sender, reply.task, reply.round, weight))
             absorb(server, reply, weight)
 
         self.method.absorb = noted

@@ -206,7 +206,7 @@ def test_the_ledger_matches_the_papers_cost_formula(name, times):
     """|C| * R * |theta| values each way; twice as many for SCAFFOLD, thrice for FedCurv (once in the paper's table)."""
     finished = run(method=name, tasks=3)
     for direction in ("c2s", "s2c"):
-        parts = finished.ledger.by("direction", "part")
+        parts = finished.ledger.by("direction", "tensor")
         sizes = [sums.bytes for (way, part), sums in parts.items() if way == direction and part != "header"]
         assert sum(sizes) == times * 4 * finished.layout.body * 3 * 2 * 3  # clients, rounds, tasks
         assert len(sizes) == 2 * times  # weights and biases
@@ -358,15 +358,15 @@ def test_what_fedcurv_sends_is_the_fisher_information_of_each_image():
 
 def test_a_client_that_sat_out_has_nothing_of_its_own_to_take_out():
     finished = run(method="fedcurv", clients_per_round=2, tasks=3)
-    counted = [request.numbers["counted"] for request in finished.requests if "counted" in request.numbers]
+    counted = [request.fields["counted"] for request in finished.requests if "counted" in request.fields]
     assert True in counted
     assert counted.count(False) > 2  # more than the very first round's
     for request, reply in zip(finished.requests, finished.replies, strict=True):
         assert request.receiver == reply.sender
     asked = {}
     for request in finished.requests:
-        if "counted" in request.numbers:
-            asked.setdefault((request.step, request.round), {})[request.receiver] = request.numbers["counted"]
+        if "counted" in request.fields:
+            asked.setdefault((request.task, request.round), {})[request.receiver] = request.fields["counted"]
     before = set()
     for place in sorted(asked):
         for name, was in asked[place].items():

@@ -72,16 +72,16 @@ def test_incidents_say_who_when_and_why(tmp_path):
     journal = [json.loads(line) for line in (result.folder / "journal.jsonl").read_text().splitlines()]
     incidents = [line for line in journal if line["event"] == "incident"]
     assert incidents
-    assert all({"client", "step", "round", "reason", "time"} <= line.keys() for line in incidents)
+    assert all({"client", "task", "round", "reason", "time"} <= line.keys() for line in incidents)
     said = " ".join(line["reason"] for line in incidents)
     assert "it failed" in said
     assert "no answer in time" in said
     tests = [line for line in journal if line["event"] == "tested"]
-    assert {(line["client"], line["step"]) for line in tests} == {(c, s) for c in range(3) for s in range(2)}
+    assert {(line["client"], line["task"]) for line in tests} == {(c, s) for c in range(3) for s in range(2)}
     for one, other in itertools.pairwise(tests):
         assert one["images"] <= other["images"]
         assert one["time"] <= other["time"]
-    assert [len(line["accuracy"]) for line in tests] == [line["step"] + 1 for line in tests]
+    assert [len(line["accuracy"]) for line in tests] == [line["task"] + 1 for line in tests]
 
 
 def test_a_task_that_was_never_reached_is_made_up_for():
@@ -89,7 +89,7 @@ def test_a_task_that_was_never_reached_is_made_up_for():
     running = Run(tiny(tasks=3, clients=1))
     words = ("server", "client-0", "x", ("begin", "train", "finish", "test"), 2, 0)
     ((_, wire, _),) = running.exchange([(0, encode(Message(*words)), "x", True)])
-    assert len(decode(wire).numbers["accuracy"]) == 3
+    assert len(decode(wire).fields["accuracy"]) == 3
     state = running.clients[0]
     assert {key for key in state.archive if key.startswith("adaptive/")} == {f"adaptive/{step}" for step in range(3)}
 
@@ -97,9 +97,9 @@ def test_a_task_that_was_never_reached_is_made_up_for():
 class Leaving(Run):
     """The second client says that it leaves, after it has given its A and before the round is over."""
 
-    def answered(self, client, step, round_index, seconds, numbers):
-        super().answered(client, step, round_index, seconds, numbers)
-        if client == 1 and "size" in numbers:  # the answer that finishes a task
+    def answered(self, client, step, round_index, seconds, fields):
+        super().answered(client, step, round_index, seconds, fields)
+        if client == 1 and "size" in fields:  # the answer that finishes a task
             self.federation.dismiss(client)
 
 
@@ -107,7 +107,7 @@ def test_an_a_that_is_under_way_while_its_client_leaves_is_not_kept():
     gone = Leaving(tiny(tasks=1)).go()
     senders = [{key.split(".")[0] for key in one.server.archive} for one in (run(tasks=1), gone)]
     assert senders[0] - senders[1] == {"1"}
-    assert "1" not in gone.server.numbers["held"]
+    assert "1" not in gone.server.fields["held"]
 
 
 def test_begin_and_finish_twice_are_done_once():
@@ -117,8 +117,8 @@ def test_begin_and_finish_twice_are_done_once():
             words = ("server", "client-0", f"0.{number}.0", tuple(ops.split()), 0, number)
             list(running.exchange([(0, encode(Message(*words)), "", True)]))
     found = [differences(state_bits(one.clients[0]), state_bits(other.clients[0]))]
-    assert found == [["numbers", "reply"]]  # which request was answered last, and how
-    assert one.clients[0].numbers["learned"] == other.clients[0].numbers["learned"] == [0]
+    assert found == [["fields", "reply"]]  # which request was answered last, and how
+    assert one.clients[0].fields["learned"] == other.clients[0].fields["learned"] == [0]
 
 
 # ---- what an answer must be ------------------------------------------------------------------------------------------
@@ -135,8 +135,8 @@ def right() -> tuple[Inspector, Message, Visit]:
     place = next(n for n, request in enumerate(finished.requests) if "give" in request.ops)
     request, reply = finished.requests[place], finished.replies[place]
     client = int(request.receiver.removeprefix("client-"))
-    visit = asked(*request.ops, client=client, step=request.step, round_index=request.round)
-    return finished.inspector, reply, visit._replace(told=request.numbers)
+    visit = asked(*request.ops, client=client, task=request.task, round_index=request.round)
+    return finished.inspector, reply, visit._replace(told=request.fields)
 
 
 def test_what_is_right_passes(right):
@@ -152,7 +152,7 @@ def changed(part: str, how: Any) -> Any:
         if part in ("base", "adaptive"):
             return dataclasses.replace(reply, tensors={**reply.tensors, part: how(reply.tensors[part])})
         if part.startswith("number/"):
-            return dataclasses.replace(reply, numbers={**reply.numbers, part.removeprefix("number/"): how})
+            return dataclasses.replace(reply, fields={**reply.fields, part.removeprefix("number/"): how})
         return dataclasses.replace(reply, **{part: how})
 
     return change
@@ -161,7 +161,7 @@ def changed(part: str, how: Any) -> Any:
 WRONG = {
     "another sender": (changed("sender", "client-9"), "goes from"),
     "another receiver": (changed("receiver", "client-2"), "goes from"),
-    "another task": (changed("step", 7), "task 7"),
+    "another task": (changed("task", 7), "task 7"),
     "another round": (changed("round", 7), "round 7"),
     "requests": (changed("ops", ("train",)), "not what was asked"),
     "dense": (changed("base", lambda base: base.dense()), "is dense and not rows"),
@@ -209,7 +209,7 @@ def test_what_is_wrong_is_refused(right, name):
 def test_with_rows_of_its_own_choice_a_client_chooses_no_more_than_its_share():
     finished = run(method__rows="strongest", tasks=1)
     request, reply = finished.requests[0], finished.replies[0]
-    visit = asked(*request.ops, client=0)._replace(told=request.numbers)
+    visit = asked(*request.ops, client=0)._replace(told=request.fields)
     assert finished.inspector.fault(reply, visit) == ""
     base = reply.tensors["base"]
     more = changed("base", lambda b: Rows.of(b.dense(), b.segments, torch.ones_like(b.kept)))(reply)
@@ -222,7 +222,7 @@ def test_with_rows_of_its_own_choice_a_client_chooses_no_more_than_its_share():
 def test_without_masks_all_rows_are_sent():
     finished = run(method__without="m", tasks=1)
     request, reply = finished.requests[0], finished.replies[0]
-    visit = asked(*request.ops, client=0)._replace(told=request.numbers)
+    visit = asked(*request.ops, client=0)._replace(told=request.fields)
     assert finished.inspector.fault(reply, visit) == ""
     fewer = changed("base", lambda b: Rows.of(b.dense(), b.segments, b.kept & (torch.arange(len(b.kept)) > 0)))(reply)
     assert "not all rows" in finished.inspector.fault(fewer, visit)
@@ -257,7 +257,7 @@ def test_a_client_near_divergence_is_heard(right):
     inspector, reply, visit = right
     assert inspector.fault(changed("number/valid_loss", 1e300)(reply), visit) == ""
     assert inspector.fault(changed("number/train_loss", -3)(reply), visit) == ""  # somebody's own loss
-    with pytest.raises(WeftError, match="only finite numbers"):
+    with pytest.raises(WeftError, match="only finite fields"):
         encode(changed("number/train_loss", float("nan"))(reply))
 
 
@@ -281,10 +281,10 @@ def test_metrics_are_those_of_the_plan(metrics, said):
     finished = run(tasks=1, rounds_per_task=1, metrics="recall,balanced")
     reply, visit = finished.replies[0], asked(*finished.requests[0].ops, client=0)
     assert finished.inspector.fault(reply, visit) == ""
-    numbers = {name: value for name, value in reply.numbers.items() if name != "metrics"}
+    fields = {name: value for name, value in reply.fields.items() if name != "metrics"}
     if metrics is not None:
-        numbers["metrics"] = metrics
-    found = finished.inspector.fault(dataclasses.replace(reply, numbers=numbers), visit)
+        fields["metrics"] = metrics
+    found = finished.inspector.fault(dataclasses.replace(reply, fields=fields), visit)
     assert said in found
     assert bool(said) == bool(found)
 

@@ -128,7 +128,7 @@ def test_average_has_an_effect_where_clients_differ_in_size(name):
     for average in ("equal", "examples"):
         plan = tiny(method=name, method__average=average)
         finished = Run(plan, world=UnevenWorld(plan)).go()
-        assert {reply.numbers["examples"] for reply in finished.replies} == {10, 20}
+        assert {reply.fields["examples"] for reply in finished.replies} == {10, 20}
         found.append(dense(finished.server.tensors["global"]))
     assert (found[0] - found[1]).abs().max() > 1e-4
 
@@ -189,7 +189,7 @@ def test_keep_is_the_share_of_rows_that_is_sent():
     for keep, each in ((0.3, [3, 5]), (0.5, [4, 8]), (1.0, [8, 16])):  # of 8 and 16 rows, rounded up
         for kept in kept_rows(weit(keep=keep)):
             assert [int(part.sum()) for part in kept.split([8, 16])] == each
-    sums = weit(keep=0.3).ledger.by("direction", "part")["c2s", "base"]
+    sums = weit(keep=0.3).ledger.by("direction", "tensor")["c2s", "base"]
     assert sums.bytes == 12 * (
         4 * (3 * 3072 + 5 * 8) + 3
     )  # twelve replies: values of eight rows, and a bit for each of 24

@@ -21,10 +21,10 @@ def kb_of(finished):
     """By (client, step): which foreign A's a client was told to use, in the one message that tells it."""
     found = {}
     for request in finished.requests:
-        if "foreign" in request.numbers:
-            key = int(request.receiver.removeprefix("client-")), request.step
+        if "foreign" in request.fields:
+            key = int(request.receiver.removeprefix("client-")), request.task
             assert key not in found  # once a task: Alg. 1 line 6
-            found[key] = request.numbers["foreign"]
+            found[key] = request.fields["foreign"]
     return found
 
 
@@ -159,7 +159,7 @@ def test_all_that_trained_give_their_a(unchosen, seed):
     assert len(set(given)) == len(given)
     assert set(given) == trained(finished) == set(map(origin, finished.server.archive))
     assert (len(given) == 9) == unchosen
-    weighed = finished.ledger.by("direction", "part", "client", "step")
+    weighed = finished.ledger.by("direction", "tensor", "client", "step")
     assert {key[2:] for key in weighed if key[:2] == ("c2s", "adaptive")} == set(given)  # also when it is sent alone
     for client, step in given:
         (reply,) = (

@@ -56,7 +56,7 @@ def targets() -> list[Answer]:
     ):
         finished = Run(tiny(**SMALL, tasks=1, metrics="recall,balanced", **words)).go()
         request = finished.requests[0]
-        visit = Visit(int(request.receiver.removeprefix("client-")), request.step, request.round, request.ops, True)
+        visit = Visit(int(request.receiver.removeprefix("client-")), request.task, request.round, request.ops, True)
         found.append(Answer(finished.inspector, finished.wires[1], visit))
     return found
 
@@ -75,12 +75,12 @@ def test_random_mutations(targets, count):
 def wrong_word(target: Target, dice: random.Random) -> bytes:
     """A field of the header that is not what it was."""
     header = copy.deepcopy(target.header)
-    key = dice.choice(["sender", "receiver", "request_id", "step", "round", "ops", "precision", "numbers", "tensors"])
+    key = dice.choice(["sender", "receiver", "request_id", "task", "round", "ops", "precision", "fields", "tensors"])
     header[key] = dice.choice([value for value in [*HUGE, "x", {}, ["train"]] if value != header[key]])
     if header["tensors"] == []:  # a client that has stopped learning may send none; but then no bytes are left over
         return with_header(target, header)
-    if header["numbers"] == {}:
-        header["step"] += 1
+    if header["fields"] == {}:
+        header["task"] += 1
     return with_header(target, header)
 
 
@@ -148,16 +148,16 @@ def wrong_index(target: Target, dice: random.Random) -> bytes:
 def wrong_number(target: Target, dice: random.Random) -> bytes:
     """What a client says of its work."""
     header = copy.deepcopy(target.header)
-    name = dice.choice(sorted(header["numbers"]))
+    name = dice.choice(sorted(header["fields"]))
     wrong = ["9", "<b>x", [2.0], [1.0] * 50, [None], {}, {"bytes": -1}]
     if name in ("examples", "accuracy", "size", "images", "density", "metrics", "stopped"):
         wrong += [-1, 0.5, None, 10**17]
-    header["numbers"][name] = dice.choice(wrong)
+    header["fields"][name] = dice.choice(wrong)
     if dice.random() < 0.2:
         deep: Any = 0
         for _ in range(dice.choice([40, 500])):
             deep = [deep]
-        header["numbers"]["deep"] = deep
+        header["fields"]["deep"] = deep
     return with_header(target, header)
 
 
@@ -172,9 +172,9 @@ def test_structured_mutations(targets, count):
 
 def test_every_number_of_an_answer_is_checked(targets):
     for target in targets:
-        assert {"valid_accuracy", "valid_loss", "train_loss", "rate", "metrics"} <= target.header["numbers"].keys()
-        for name in target.header["numbers"]:
-            header = {**target.header, "numbers": {**target.header["numbers"], name: "high"}}
+        assert {"valid_accuracy", "valid_loss", "train_loss", "rate", "metrics"} <= target.header["fields"].keys()
+        for name in target.header["fields"]:
+            header = {**target.header, "fields": {**target.header["fields"], name: "high"}}
             with pytest.raises(Refused, match=f"its {name} cannot be 'high'"):
                 target.open(with_header(target, header))
 
@@ -210,6 +210,6 @@ def test_an_error_reply_brings_nothing_in(targets):
     reply, _ = target.inspector.open(encode(Message(*words, error="disk full")), target.visit.client, out)
     assert reply.error == "disk full"
     many = {f"=x{number}": torch.ones(1) for number in range(100)}
-    for more in ({"tensors": many}, {"numbers": {"images": 3}}):
+    for more in ({"tensors": many}, {"fields": {"images": 3}}):
         with pytest.raises(Refused, match="says that it failed"):
             target.inspector.open(encode(Message(*words, error="disk full", **more)), target.visit.client, out)

@@ -98,11 +98,11 @@ def strange_request(target: Target, dice: random.Random) -> bytes:
         [
             ("sender", ["x", "client-0", "", 5]),
             ("receiver", ["client-9", "server", "client-", None]),
-            ("step", [-1, 2, 99, 2**31 - 1, 2**40, "1", 0.5]),
+            ("task", [-1, 2, 99, 2**31 - 1, 2**40, "1", 0.5]),
             ("ops", [["rm"], ["train", "train"], ["begin", "__class__"], "train", [5], {}]),
             ("precision", ["pickle", None, 8]),
             ("tensors", [[], {}, None]),
-            ("numbers", [[], None, "x"]),
+            ("fields", [[], None, "x"]),
         ]
     )
     header[key] = dice.choice(values)

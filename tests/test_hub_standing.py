@@ -23,7 +23,7 @@ from weft.runs.session import Session, local_engine
 pytest_plugins = ["cli_helpers"]
 
 AWAY = ("away", {"client": 1, "site": "north", "time": 1.0})
-MISSING = ("incident", {"client": 1, "step": 0, "round": 0, "time": 1.0, "reason": "no answer"})
+MISSING = ("incident", {"client": 1, "task": 0, "round": 0, "time": 1.0, "reason": "no answer"})
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_incidents_are_those_that_show_lists_by_the_runs_own_names(run, command)
 
 
 def test_what_sites_do_in_good_order_is_no_incident(run, command):
-    orderly = [(event, {"client": 1, "site": "north"}) for event in ("back", "asked-again", "removed")]
+    orderly = [(event, {"client": 1, "site": "north"}) for event in ("back", "retry", "removed")]
     told(run, AWAY, *orderly)
     assert standing.state(run)["of"] == {"north": 1}
     assert standing.in_words(standing.state(run)).endswith("1 incident (north: 1), north was taken out")

@@ -121,7 +121,7 @@ def test_a_round_begins_when_somebody_is_there(monkeypatch):
 def test_in_step_nothing_is_late():
     finished = Watched(tiny(tasks=2)).go()
     assert all(len(replies) == finished.plan.clients for replies in finished.merged)
-    rounds = [{(reply.step, reply.round) for reply in replies} for replies in finished.merged]
+    rounds = [{(reply.task, reply.round) for reply in replies} for replies in finished.merged]
     assert all(len(each) == 1 for each in rounds)
     assert rounds == [{place} for place in itertools.product(range(2), range(finished.plan.rounds_per_task))]
 

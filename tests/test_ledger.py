@@ -120,7 +120,7 @@ def test_a_part_may_hold_commas_and_quotes():
 
 def test_figures_are_plain_whole_numbers():
     for entry in Ledger(BODY).enter("c2s", 0, 0, 0, wire(base=ROWS, adaptive=SPARSE)):
-        assert all(type(getattr(entry, name)) is int for name in HEADER if name not in ("direction", "part"))
+        assert all(type(getattr(entry, name)) is int for name in HEADER if name not in ("direction", "tensor"))
 
 
 @pytest.mark.parametrize(

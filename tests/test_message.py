@@ -18,14 +18,14 @@ from weft.wire.tensors import LARGEST, Rows, Sparse, dense, nonzeros, same
 
 FRAME = 22  # magic 4, version 2, header length 4, payload length 8, checksum 4
 EMPTY_HEADER = (
-    b'{"error":"","numbers":{},"ops":[],"precision":"float32","receiver":"server",'
-    b'"request_id":"r","round":2,"sender":"client-3","step":1,"tensors":[]}'
+    b'{"error":"","fields":{},"ops":[],"precision":"float32","receiver":"server",'
+    b'"request_id":"r","round":2,"sender":"client-3","task":1,"tensors":[]}'
 )
 
 
-def message(tensors=None, numbers=None, **words):
-    fields = {"sender": "client-3", "receiver": "server", "request_id": "r", "ops": (), "step": 1, "round": 2, **words}
-    return Message(tensors=tensors or {}, numbers=numbers or {}, **fields)
+def message(tensors=None, fields=None, **words):
+    fields = {"sender": "client-3", "receiver": "server", "request_id": "r", "ops": (), "task": 1, "round": 2, **words}
+    return Message(tensors=tensors or {}, fields=fields or {}, **fields)
 
 
 def sparse_at(size, *indices):
@@ -111,12 +111,12 @@ trees = st.recursive(
     st.lists(texts, max_size=3),
     st.integers(-LARGEST, LARGEST),
 )
-def test_decode_is_the_exact_inverse(tensors, numbers, text, ops, number):
-    sent = message(tensors, numbers, sender=text, request_id=text, error=text, ops=tuple(ops), step=number, round=0)
+def test_decode_is_the_exact_inverse(tensors, fields, text, ops, number):
+    sent = message(tensors, fields, sender=text, request_id=text, error=text, ops=tuple(ops), task=number, round=0)
     wire = encode(sent)
     got = decode(wire)
     assert got == sent
-    assert repr(dict(sorted(got.numbers.items()))) == repr(dict(sorted(_sorted_tree(numbers).items())))  # types too
+    assert repr(dict(sorted(got.fields.items()))) == repr(dict(sorted(_sorted_tree(fields).items())))  # types too
     assert encode(got) == wire
     assert decode(memoryview(wire)) == sent
     weights = weigh(wire)
@@ -187,7 +187,7 @@ def test_messages_that_differ_are_not_equal():
     first = message({"x": torch.zeros(2)})
     assert first != message({"x": -torch.zeros(2)})
     assert first != message({"y": torch.zeros(2)})
-    assert first != message({"x": torch.zeros(2)}, step=2)
+    assert first != message({"x": torch.zeros(2)}, task=2)
     assert first != "a message"
 
 
@@ -288,10 +288,10 @@ def nest(depth):
 
 
 @pytest.mark.parametrize(
-    ("numbers", "why"),
+    ("fields", "why"),
     [
-        ({"loss": float("nan")}, r"numbers\['loss'\] is nan; only finite"),
-        ({"a": [1, {"b": float("inf")}]}, r"numbers\['a'\]\[1\]\['b'\] is inf"),
+        ({"loss": float("nan")}, r"fields\['loss'\] is nan; only finite"),
+        ({"a": [1, {"b": float("inf")}]}, r"fields\['a'\]\[1\]\['b'\] is inf"),
         ({"a": (1, 2)}, "is a tuple; JSON knows"),
         ({"a": np.float64(1)}, "is a float64; JSON knows"),
         ({"a": torch.ones(1)}, "is a Tensor; JSON knows"),
@@ -301,22 +301,22 @@ def nest(depth):
         ({"a": -(2**63) - 1}, "does not fit into 64 bits"),
         ({"a": nest(DEEPEST)}, "nested deeper"),
         ({"a": "\ud800"}, "not valid Unicode"),
-        ({"a": "x" * LONGEST_HEADER}, "send long lists of numbers as a tensor"),
+        ({"a": "x" * LONGEST_HEADER}, "send long lists of fields as a tensor"),
     ],
 )
-def test_numbers_that_cannot_be_sent(numbers, why):
+def test_numbers_that_cannot_be_sent(fields, why):
     with pytest.raises(WeftError, match=why):
-        encode(message(numbers=numbers))
+        encode(message(fields=fields))
 
 
 def test_numbers_at_the_limits_can_be_sent():
-    sent = message(numbers={"deep": nest(DEEPEST - 2), "low": -(2**63), "high": 2**63 - 1, "tiny": 5e-324})
+    sent = message(fields={"deep": nest(DEEPEST - 2), "low": -(2**63), "high": 2**63 - 1, "tiny": 5e-324})
     assert decode(encode(sent)) == sent
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [({"step": 1.0}, "step is not a whole"), ({"round": True}, "round is not a whole"), ({"sender": 3}, "sender is")],
+    [({"task": 1.0}, "step is not a whole"), ({"round": True}, "round is not a whole"), ({"sender": 3}, "sender is")],
 )
 def test_words_that_cannot_be_sent(words, why):
     with pytest.raises(WeftError, match=why):
@@ -423,15 +423,15 @@ def test_any_lie_in_a_description_is_refused_or_harmless(data):
         (b"null", "not a JSON object"),
         (b'"text"', "not a JSON object"),
         (b"{}", "field 'error' is missing"),
-        (EMPTY_HEADER.replace(b'"numbers":{}', b'"numbers":{"a":NaN}'), "not JSON"),
-        (EMPTY_HEADER.replace(b'"numbers":{}', b'"numbers":{"a":1e999}'), "not JSON"),
-        (EMPTY_HEADER.replace(b'"numbers":{}', b'"numbers":{"a":"\\ud800"}'), "not JSON"),
-        (EMPTY_HEADER.replace(b'"numbers":{}', b'"numbers":{"a":' + b"9" * 5000 + b"}"), "not JSON"),
-        (EMPTY_HEADER.replace(b'"numbers":{}', b'"numbers":{"a":' + b"9" * 30 + b"}"), "64 bits"),
-        (EMPTY_HEADER.replace(b'"numbers":{}', b'"numbers":{"a":' + b"[" * 40 + b"]" * 40 + b"}"), "deeper"),
-        (EMPTY_HEADER.replace(b'"numbers":{}', b'"numbers":{"a":1.50}'), "canonical"),
-        (EMPTY_HEADER.replace(b'"step":1', b'"step":1,"step":1'), "canonical"),
-        (EMPTY_HEADER.replace(b'"step":1', b'"step": 1'), "canonical"),
+        (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":NaN}'), "not JSON"),
+        (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":1e999}'), "not JSON"),
+        (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":"\\ud800"}'), "not JSON"),
+        (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":' + b"9" * 5000 + b"}"), "not JSON"),
+        (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":' + b"9" * 30 + b"}"), "64 bits"),
+        (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":' + b"[" * 40 + b"]" * 40 + b"}"), "deeper"),
+        (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":1.50}'), "canonical"),
+        (EMPTY_HEADER.replace(b'"task":1', b'"task":1,"task":1'), "canonical"),
+        (EMPTY_HEADER.replace(b'"task":1', b'"task": 1'), "canonical"),
         (EMPTY_HEADER + b"\n", "canonical"),
         (b'{"x":"' + b"x" * LONGEST_HEADER + b'"}', "its header takes"),
     ],
@@ -447,12 +447,12 @@ def test_wrong_headers(header, why):
         ({"a\nb" * 50: 1}, "is unknown"),
         ({"sender": None}, "sender is not text"),
         ({"error": 0}, "error is not text"),
-        ({"step": 1.5}, "step is not a whole"),
+        ({"task": 1.5}, "step is not a whole"),
         ({"round": True}, "round is not a whole"),
         ({"round": 2**31}, "round is not a whole"),
         ({"ops": "train"}, "ops is not a list"),
         ({"ops": [1]}, "ops is not a list"),
-        ({"numbers": []}, "numbers is not an object"),
+        ({"fields": []}, "fields is not an object"),
         ({"precision": "double"}, "precision 'double' is unknown"),
         ({"precision": ["half"]}, "precision .* is unknown"),
         ({"tensors": {}}, "tensors is not a list"),

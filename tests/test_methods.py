@@ -168,8 +168,8 @@ def test_the_ledger_weighs_every_byte_that_travelled(name):
             strict=True,
         ):
             client = int(reply.sender.removeprefix("client-"))
-            again.enter("s2c", client, request.step, request.round, first)
-            again.enter("c2s", client, request.step, request.round, second)
+            again.enter("s2c", client, request.task, request.round, first)
+            again.enter("c2s", client, request.task, request.round, second)
     assert finished.ledger.totals() == again.totals()
     assert (
         sum(total["bytes"] for total in again.totals().values())
@@ -188,7 +188,7 @@ def test_everybody_that_was_ever_asked_is_tested_after_every_task(name, measured
     assert set(finished.matrices) == set(finished.clients) == learned
     assert len(learned) > 1
     assert all([len(row) for row in matrix] == [1, 2] for matrix in finished.matrices.values())
-    chosen = {(request.step, request.round) for request in finished.requests if request.tensors}
+    chosen = {(request.task, request.round) for request in finished.requests if request.tensors}
     for step, round_index in chosen:
         asked = [m for m in finished.requests if (m.step, m.round) == (step, round_index) and m.tensors]
         if round_index < 2:  # after the last round the global model is tested
@@ -253,7 +253,7 @@ def test_fedavg_sends_the_whole_body_both_ways_every_round():
     finished = run(method="fedavg", tasks=3)
     body, messages = finished.layout.body, 2 * 3 * 3  # rounds, tasks, clients
     for direction in ("c2s", "s2c"):
-        parts = finished.ledger.by("direction", "part")
+        parts = finished.ledger.by("direction", "tensor")
         sizes = {part: sums.bytes for (way, part), sums in parts.items() if way == direction and part != "header"}
         assert sum(sizes.values()) == 4 * body * messages
     totals = finished.ledger.totals()

@@ -66,7 +66,7 @@ def test_the_files(any_run):
     assert json.loads((any_run / "run.json").read_text())["format"] == FORMAT
     assert json.loads((any_run / "environment.json").read_text())["packages"]["torch"].startswith("2.")
     manifest = json.loads((any_run / "checkpoints" / "manifest.json").read_text())
-    assert manifest["progress"]["step"] == TINY["tasks"]
+    assert manifest["progress"]["task"] == TINY["tasks"]
 
 
 def test_the_plan_in_the_folder_is_the_whole_plan(finished):
@@ -77,8 +77,8 @@ def test_the_journal_tells_what_happened_when(any_run):
     events = [json.loads(line) for line in (any_run / "journal.jsonl").read_text().splitlines()]
     assert [events[0]["event"], events[-1]["event"]] == ["created", "finished"]
     assert all(one["at"] <= other["at"] for one, other in itertools.pairwise(events))
-    answers = [event for event in events if event["event"] == "answer"]
-    places = {(event["client"], event["step"], event["round"]) for event in answers}
+    answers = [event for event in events if event["event"] == "reply"]
+    places = {(event["client"], event["task"], event["round"]) for event in answers}
     assert places == {(client, step, r) for client in range(3) for step in range(2) for r in range(2)}
 
 
@@ -159,7 +159,7 @@ def test_the_ledger_sums_up_to_the_traffic(any_run):
         for row in reader:
             for key in sums[row["direction"]]:
                 sums[row["direction"]][key] += int(row[key])
-    columns = ["direction", "client", "step", "round", "part", "bytes", "nonzeros", "dense_bytes"]
+    columns = ["direction", "client", "task", "round", "part", "bytes", "nonzeros", "dense_bytes"]
     assert reader.fieldnames == columns
     assert summary["traffic"] == sums
     if summary["method"] == "stl":
@@ -172,7 +172,7 @@ def test_the_ledger_names_every_message_once(finished):
     entries = [Entry.from_row(row) for row in read_rows(finished, "ledger.csv")]
     headers = [(e.direction, e.client, e.step, e.round) for e in entries if e.part == "header"]
     assert len(headers) == len(set(headers)) == 2 * ANSWERS
-    parts = {part for _, part in by(entries, "direction", "part")}
+    parts = {part for _, part in by(entries, "direction", "tensor")}
     assert {"header", "base", "adaptive", "global"} <= parts
     given = [e for e in entries if e.part == "adaptive"]  # Alg. 1 line 11: once a client and task
     assert sorted((e.client, e.step) for e in given) == [(client, step) for client in range(3) for step in range(2)]

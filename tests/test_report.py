@@ -188,7 +188,7 @@ def test_bytes_are_those_of_the_ledger(data, finished_fedavg, two_seeds):
 def test_rounds_are_those_of_the_journal(data, finished_fedavg):
     (line,) = traces(data, "adaptation-rounds", group=1, client="1")
     events = [json.loads(each) for each in (finished_fedavg / "journal.jsonl").read_text().splitlines()]
-    wanted = [100 * event["valid_accuracy"] for event in events if event["event"] == "answer" and event["client"] == 1]
+    wanted = [100 * event["valid_accuracy"] for event in events if event["event"] == "reply" and event["client"] == 1]
     assert [value for value in line["y"] if value is not None] == pytest.approx(wanted, rel=1e-6)
     assert len(wanted) == TASKS * TINY["rounds_per_task"]
 
@@ -410,7 +410,7 @@ def test_an_answer_of_another_kind_is_said_and_left_out(finished, tmp_path, name
     notes: list[str] = []
     whole = read_journal(tmp_path, notes)
     assert not notes
-    answer = '{"at": 2e9, "event": "answer", "client": 0, "step": 0, "round": 77, "images": 5, "%s": %s}\n'
+    answer = '{"at": 2e9, "event": "reply", "client": 0, "task": 0, "round": 77, "images": 5, "%s": %s}\n'
     with (tmp_path / "journal.jsonl").open("a") as file:
         file.write(answer % (name, value))
     assert read_journal(tmp_path, notes) == whole
@@ -510,7 +510,7 @@ def test_rounds_of_clients_with_clocks_of_their_own(how, tmp_path):
 def test_a_resumed_run_with_clocks_of_their_own_keeps_all_rounds(tmp_path):
     whole = weft.run(tiny(rounds_per_task=4, **{"async": "arrival", "clock.spread": 3.0}), tmp_path / "whole").folder
     lines = (whole / "journal.jsonl").read_text().splitlines()
-    cut = next(place for place in range(len(lines) // 2, len(lines)) if '"event": "answer"' in lines[place])
+    cut = next(place for place in range(len(lines) // 2, len(lines)) if '"event": "reply"' in lines[place])
     again = [lines[0], *lines[1:cut], json.dumps({"at": 0.0, "event": "resumed"}), *lines[cut - 3 :]]
     other = copy(whole, tmp_path / "other")
     (other / "journal.jsonl").write_text("\n".join(again) + "\n")

@@ -142,7 +142,7 @@ def test_tensorboard_reads_what_the_folder_holds(command, finished, tmp_path):
     assert last(found["after a task/accuracy"]) == pytest.approx(summary["accuracy"])
     assert last(found["after a task/forgetting"]) == pytest.approx(summary["forgetting"])
     answers = [json.loads(line) for line in (finished / "journal.jsonl").read_text().splitlines()]
-    wanted = [each["valid_accuracy"] for each in answers if each["event"] == "answer" and each["client"] == 2]
+    wanted = [each["valid_accuracy"] for each in answers if each["event"] == "reply" and each["client"] == 2]
     assert [value for _, value in found["valid_accuracy/client 2"]] == pytest.approx(wanted)
     assert [step for step, _ in found["valid_accuracy/client 2"]] == list(range(len(wanted)))
     for direction, way in (("c2s", "up"), ("s2c", "down")):

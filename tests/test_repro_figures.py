@@ -192,7 +192,7 @@ def test_interference_is_the_receivers_second_task(made):
         wanted = [
             event["valid_accuracy"]
             for event in journal(one.run(sender))
-            if event["event"] == "answer" and (event["client"], event["step"]) == (0, 1)
+            if event["event"] == "reply" and (event["client"], event["task"]) == (0, 1)
         ]
         found = [line for line in one.lines() if line["sender"] == sender]
         assert [float(line["validation_accuracy"]) for line in found] == wanted
@@ -206,7 +206,7 @@ def test_adaptation_is_the_mean_over_clients(made):
     wanted = [
         event["valid_accuracy"]
         for event in journal(one.run("apd-c100"))
-        if event["event"] == "answer" and (event["step"], event["round"]) == (2, 1)
+        if event["event"] == "reply" and (event["task"], event["round"]) == (2, 1)
     ]
     assert len(wanted) == CLIENTS["c100"]
     (found,) = [
@@ -226,7 +226,7 @@ def test_async_is_what_was_tested_last_by_the_work_done(way, made):
     events = [event for event in journal(one.run(f"glyphs-{way}")) if event["event"] == "tested"]
     whole = max(event["images"] for event in events)
     found = {float(line["work"]): float(line["accuracy"]) for line in one.lines() if line["row"] == f"glyphs-{way}"}
-    ends = [event for event in events if event["step"] == 1]
+    ends = [event for event in events if event["task"] == 1]
     assert len(ends) == 2
     assert found[1.0] == pytest.approx(fmean(fmean(event["accuracy"]) for event in ends))
     first = {event["client"]: fmean(event["accuracy"]) for event in events if event["images"] <= whole / 2}
@@ -236,8 +236,8 @@ def test_async_is_what_was_tested_last_by_the_work_done(way, made):
 @pytest.mark.slow
 def test_transfer_is_the_mean_over_later_tasks_with_and_without(made):
     one = made("fig-transfer")
-    answers = [event for event in journal(one.run("disjoint-with")) if event["event"] == "answer"]
-    wanted = fmean(event["valid_accuracy"] for event in answers if (event["step"], event["round"]) == (1, 0))
+    answers = [event for event in journal(one.run("disjoint-with")) if event["event"] == "reply"]
+    wanted = fmean(event["valid_accuracy"] for event in answers if (event["task"], event["round"]) == (1, 0))
     found = {line["round"]: line for line in one.lines() if line["row"] == "disjoint-with"}
     assert (found["1"]["tasks"], found["1"]["foreign"]) == ("glyphs, disjoint tasks", "with")
     assert float(found["1"]["validation_accuracy"]) == pytest.approx(wanted)
@@ -309,10 +309,10 @@ def test_a_client_that_stopped_keeps_its_last_value(tmp_path, made):
         (1, 1, 0.9),
     ]  # client, round, accuracy; one line stands there twice
     lines = [
-        json.dumps({"event": "answer", "client": client, "step": 0, "round": place, "valid_accuracy": value})
+        json.dumps({"event": "reply", "client": client, "task": 0, "round": place, "valid_accuracy": value})
         for client, place, value in events
     ]
-    lines += [json.dumps({"event": "answer", "client": 0, "step": 0, "round": 1, "stopped": True})]
+    lines += [json.dumps({"event": "reply", "client": 0, "task": 0, "round": 1, "stopped": True})]
     (tmp_path / "journal.jsonl").write_text("\n".join(['{"event": "created"}', *lines]) + "\n")
     assert reading.by_round(tmp_path, plan) == {0: pytest.approx([0.6, 0.7])}
     assert reading.by_round(tmp_path, plan, {1}) == {0: [0.7, 0.9]}

@@ -58,8 +58,8 @@ def test_nobody_makes_its_own_vote_heavier():
     """How many images it has is a client's own word, and FedAvg weighs by it."""
     claims = [10, 20, 10**9]
     replies = [Message(f"client-{c}", "server", "", (), 0, 0, {}, {"examples": n}) for c, n in enumerate(claims)]
-    assert [reply.numbers["examples"] for reply in robust(replies, None, "clip")] == [1, 1, 1]
-    assert [reply.numbers["examples"] for reply in replies] == claims
+    assert [reply.fields["examples"] for reply in robust(replies, None, "clip")] == [1, 1, 1]
+    assert [reply.fields["examples"] for reply in replies] == claims
 
 
 class Liar(Run):

@@ -312,13 +312,13 @@ def test_a_stopped_client_keeps_its_model_and_sends_nothing(name):
     after = {key: value for key, value in state_bits(state).items() if key.startswith(("tensors", "archive"))}
     assert after == before
     assert reply.tensors == {}
-    assert (reply.numbers["images"], reply.numbers["stopped"]) == (0, True)
+    assert (reply.fields["images"], reply.fields["stopped"]) == (0, True)
 
     # what is given once a task is given all the same, but nothing else
     reply = ask(world, state, ("receive", "train", "send", "finish", "give", "test"), 0, 2, *later)
     assert set(reply.tensors) == set(method.give(state, world.lesson(0, 0)))
     assert "base" not in reply.tensors
-    assert len(reply.numbers["accuracy"]) == 1
+    assert len(reply.fields["accuracy"]) == 1
 
 
 @pytest.mark.usefixtures("flat_validation")

@@ -276,7 +276,7 @@ def test_a_run_that_waits_for_a_task_says_so_once(hub, run, monkeypatch):
     monkeypatch.setattr(runs, "LOOK", 0.0)
     said: list[str] = []
     waiting = Waiting(run)
-    turns = iter([("waiting", WAITS), ("waiting", WAITS), ("answer", {"client": 0}), ("waiting", WAITS)])
+    turns = iter([("waiting", WAITS), ("waiting", WAITS), ("reply", {"client": 0}), ("waiting", WAITS)])
 
     def is_taken(_: Path) -> bool:
         for event in turns:
@@ -288,12 +288,12 @@ def test_a_run_that_waits_for_a_task_says_so_once(hub, run, monkeypatch):
     monkeypatch.setattr(runs, "is_taken", is_taken)
     runs.watch(hub, run, "1", waiting, said.append)
     assert said == ["waiting for ben: it has no task 1 yet (weft site task add)"]
-    told(run, ("answer", {"client": 1}), ("waiting", {**WAITS, "reason": "it has no task 2 yet"}))
+    told(run, ("reply", {"client": 1}), ("waiting", {**WAITS, "reason": "it has no task 2 yet"}))
     assert waiting.new() == ["waiting for ben: it has no task 2 yet"]
 
 
 def test_whoever_looks_later_hears_of_what_is_waited_for_now(run):
-    told(run, ("waiting", {**WAITS, "client": 0, "site": "ada"}), ("answer", {"client": 0}), ("waiting", WAITS))
+    told(run, ("waiting", {**WAITS, "client": 0, "site": "ada"}), ("reply", {"client": 0}), ("waiting", WAITS))
     assert Waiting(run).new() == ["waiting for ben: it has no task 1 yet (weft site task add)"]
     told(run, ("left", {"client": 1, "site": "ben"}))
     assert Waiting(run).new() == []
@@ -301,9 +301,9 @@ def test_whoever_looks_later_hears_of_what_is_waited_for_now(run):
 
 def test_progress_is_told_task_by_task(run):
     waiting = Waiting(run)
-    told(run, ("tested", {"client": 0, "step": 0, "accuracy": [0.5]}))
+    told(run, ("tested", {"client": 0, "task": 0, "accuracy": [0.5]}))
     assert waiting.new() == ["task 0: learned by 1 site"]
-    told(run, ("tested", {"client": 1, "step": 0, "accuracy": [0.5]}))
+    told(run, ("tested", {"client": 1, "task": 0, "accuracy": [0.5]}))
     assert waiting.new() == ["task 0: learned by 2 sites"]
     assert waiting.new() == []
 

@@ -164,7 +164,7 @@ def test_an_answer_that_cannot_be_put_together_is_its_sites_failure(
         tracemalloc.stop()
     assert decode(got.wire).error.startswith("its answer cannot be read: ")
     told = [(event, facts["site"]) for event, facts in found.told]  # type: ignore[attr-defined]
-    assert told == [("asked-again", "b")] * (engine.FAILURES - 1)
+    assert told == [("retry", "b")] * (engine.FAILURES - 1)
     assert peak < 3 * BOUND
 
 
@@ -172,7 +172,7 @@ def test_an_answer_that_cannot_be_put_together_is_its_sites_failure(
 def test_a_run_goes_on_without_it_and_says_whose_it_was(tmp_path: Path, name: str) -> None:
     folder = run(tmp_path / "run", Wired(tmp_path, BAD[name]))
     told = events(folder)
-    assert {event["site"] for event in told if event["event"] == "asked-again"} == {"b"}
+    assert {event["site"] for event in told if event["event"] == "retry"} == {"b"}
     assert {event["client"] for event in told if event["event"] == "incident"} == {1}
     assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1"]
 

@@ -116,7 +116,7 @@ def test_an_app_that_breaks_or_dies_every_time_is_an_answer_in_the_end(tmp_path,
     (got,) = found.exchange([ask(0)])
     assert decode(got.wire).error == f"Flower's error {code}: it died"
     assert grid.asked == engine.FAILURES
-    assert [event for event, _ in found.told] == ["asked-again"] * (engine.FAILURES - 1)
+    assert [event for event, _ in found.told] == ["retry"] * (engine.FAILURES - 1)
 
 
 def test_a_site_that_is_away_again_and_again_is_asked_when_it_is_back(tmp_path, still):

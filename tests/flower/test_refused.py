@@ -205,7 +205,7 @@ def test_a_message_that_is_replayed(federation: Federation, unruly: Path) -> Non
     heard = heard_of_ben(federation)
     told = [event["reason"] for event in heard if event["event"] == "incident" and "refused" in event["reason"]]
     assert len(told) == 1
-    answered = [event for event in heard if event["event"] == "answer"]
+    answered = [event for event in heard if event["event"] == "reply"]
     assert [event["round"] for event in answered][:1] == [0]
     assert 1 not in [event["round"] for event in answered]
     given = [key for key in outcome(federation.folder / "again") if key.startswith("A ")]
@@ -215,7 +215,7 @@ def test_a_message_that_is_replayed(federation: Federation, unruly: Path) -> Non
 def test_a_message_that_cannot_be_put_together(federation: Federation, unruly: Path) -> None:
     """The server app lives on, the journal says whose it was, and the site is asked again."""
     assert (unruly / "begun").exists()
-    again = [event for event in heard_of_ben(federation) if event["event"] == "asked-again"]
+    again = [event for event in heard_of_ben(federation) if event["event"] == "retry"]
     assert [(event["site"], event["request"]) for event in again] == [("ben", "0.0.1")]
     assert again[0]["reason"].startswith("its answer cannot be read: IndexError")
     assert "resumed" not in [event["event"] for event in events(federation.folder / "again")]

@@ -28,15 +28,15 @@ def given(folder: Path) -> list[str]:
 
 def after_which_tested(folder: Path) -> set[tuple[int, int]]:
     """Client and task, as the journal has it: a matrix has a row for every task."""
-    return {(event["client"], event["step"]) for event in events(folder) if event["event"] == "tested"}
+    return {(event["client"], event["task"]) for event in events(folder) if event["event"] == "tested"}
 
 
 def test_a_dead_site_costs_one_deadline_and_in_the_end_the_time_it_may_need_to_be_back(tmp_path, still, monkeypatch):
     monkeypatch.setattr(engine, "POLL", 0.25)
     grid = Fading(tmp_path, silent_from=1, stays=False)
     folder = run(tmp_path / "run", grid, deadline=LONG, rounds_per_task=4)
-    assert len([event for event in events(folder) if event["event"] == "answer" and event["client"] == 0]) == 2 * 4
-    incidents = [(event["step"], event["round"]) for event in events(folder) if event["event"] == "incident"]
+    assert len([event for event in events(folder) if event["event"] == "reply" and event["client"] == 0]) == 2 * 4
+    incidents = [(event["task"], event["round"]) for event in events(folder) if event["event"] == "incident"]
     assert incidents[0] == (0, 1)
     assert {step for step, _ in incidents} == {0}  # it was asked for nothing of the second task
     assert engine.RETURN <= still.moment < LONG + engine.RETURN + SHORT
@@ -118,7 +118,7 @@ def test_a_site_that_is_killed_gives_its_a_however_short_the_deadline(
     monkeypatch.setattr(engine, "POLL", 0.25)
     grid = Killed(tmp_path, still, NEVER, Death(over, 20.0, back))
     folder = run(tmp_path / "run", grid, deadline=deadline, rounds_per_task=2)
-    begun = {event["step"] for event in events(folder) if event["event"] == "answer" and event["client"] == 1}
+    begun = {event["task"] for event in events(folder) if event["event"] == "reply" and event["client"] == 1}
     assert over // 2 - 1 in begun
     assert set(given(folder)) >= {"A 0.0", "A 0.1", "A 1.0", f"A 1.{over // 2 - 1}"}
     assert after_which_tested(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
@@ -174,7 +174,7 @@ def test_a_site_whose_a_is_refused_in_the_end_is_tested_all_the_same(tmp_path, s
                 and asked is not None
                 and asked.receiver == "client-1"
                 and "give" in asked.ops
-                and asked.step == 1
+                and asked.task == 1
             ):
                 return [Message(Error(2, "it broke"), reply_to=self.messages[message_ids[0]])]
             return pulled
@@ -231,7 +231,7 @@ def test_rounds_are_not_used_up_while_nobody_is_there(tmp_path, still, monkeypat
             return super().push_messages(messages)
 
     folder = run(tmp_path / "run", Outage(tmp_path, ["a", "b"]), deadline=10.0, rounds_per_task=4)
-    answered = [event for event in events(folder) if event["event"] == "answer"]
+    answered = [event for event in events(folder) if event["event"] == "reply"]
     assert len(answered) >= 2 * 2 * 4
     assert given(folder) == ALL
     assert still.moment >= 300

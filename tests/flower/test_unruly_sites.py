@@ -70,7 +70,7 @@ def test_numbers_of_any_name_do_no_harm(tmp_path, name):
         return rewritten(message, tmp_path, add) if message.metadata.dst_node_id == 2 else None
 
     folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"], spoil), precision="float32")
-    told = [event for event in events(folder) if event["event"] == "answer"]
+    told = [event for event in events(folder) if event["event"] == "reply"]
     assert {event["client"] for event in told} == {0, 1}
     assert all(event["at"] > 1e9 for event in told)
 

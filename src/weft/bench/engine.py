@@ -33,7 +33,7 @@ def measure(plan: dict[str, Any], tell: Tell) -> dict[str, Any]:
     probe = Probe()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder, probe.watching():
         result = run(chosen, Path(folder, "run"), workers=1, screen=Count(tell))
-        sums = by([Entry.from_row(row) for row in read_rows(result.folder, "ledger.csv")], "direction", "part")
+        sums = by([Entry.from_row(row) for row in read_rows(result.folder, "ledger.csv")], "direction", "tensor")
         summary = result.summary
     whole = sum(probe.seconds.values())
     rounds = chosen.tasks * chosen.rounds_per_task

@@ -62,4 +62,4 @@ def watched_run(changes: dict[str, Any], clients: int, rounds: int, limit: float
 
 
 def answers(events: list[dict[str, Any]]) -> int:
-    return sum(event["event"] == "answer" for event in events)
+    return sum(event["event"] == "reply" for event in events)

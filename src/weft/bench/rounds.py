@@ -52,7 +52,7 @@ def round_seconds(events: list[dict[str, Any]], rounds: range) -> list[float]:
     """From the last answer of the round before to the last of its own, for some rounds of a run of one task."""
     ends: dict[int, float] = {}
     for event in events:
-        if event["event"] == "answer":
+        if event["event"] == "reply":
             ends[event["round"]] = max(event["at"], ends.get(event["round"], 0.0))
     return [ends[after] - ends[before] for before, after in pairwise(sorted(ends)) if after in rounds]
 
@@ -74,7 +74,7 @@ def measure_start(plan: dict[str, Any], turns: int, tell: Tell) -> dict[str, Any
                 answers: list[float] = []
 
                 def look(folder: Path = Path(name), answers: list[float] = answers) -> bool:
-                    answers += [event["at"] for event in journal(folder / "run") if event["event"] == "answer"]
+                    answers += [event["at"] for event in journal(folder / "run") if event["event"] == "reply"]
                     return bool(answers)
 
                 if not watch(process, Path(name), LIMIT, look):

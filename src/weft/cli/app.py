@@ -195,7 +195,7 @@ def show_command(
         out.print(screens.matrix(client, rows))
     if measures := read_measures(folder):
         out.print(screens.measures(measures))
-    out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "part")))
+    out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "tensor")))
     for part in report.more_about(folder, out):
         out.print(part)
 

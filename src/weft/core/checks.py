@@ -71,7 +71,7 @@ class Inspector:
         if visit is None or visit.client != client:
             words = f"it answers {show(reply.request_id)}, which was not asked or is answered already"
             raise Refused(words, foreign=True)
-        if reply.error and (reply.tensors or reply.numbers):
+        if reply.error and (reply.tensors or reply.fields):
             raise Refused("it says that it failed, and brings tensors or numbers all the same", visit)
         if not reply.error and (fault := self.fault(reply, visit)):
             raise Refused(fault, visit)
@@ -81,9 +81,9 @@ class Inspector:
         """What is wrong with an answer to this request; nothing if nothing is."""
         if (reply.sender, reply.receiver) != (f"client-{visit.client}", "server"):
             return f"it says that it goes from {show(reply.sender)} to {show(reply.receiver)}"
-        if (reply.step, reply.round) != (visit.step, visit.round) or reply.ops:
-            return f"it is about task {reply.step}, round {reply.round}, and not what was asked"
-        return self._tensors_fault(reply.tensors, visit) or numbers_fault(reply.numbers, visit, self.metrics)
+        if (reply.task, reply.round) != (visit.step, visit.round) or reply.ops:
+            return f"it is about task {reply.task}, round {reply.round}, and not what was asked"
+        return self._tensors_fault(reply.tensors, visit) or numbers_fault(reply.fields, visit, self.metrics)
 
     def _tensors_fault(self, tensors: Mapping[str, Payload], visit: Visit) -> str:
         merged = self.merged or set()
@@ -149,8 +149,8 @@ def request_fault(request: Message, client: int, method: Method, layout: Layout)
         if count > layout.body or (form is not None and count != form.size):
             wanted = f"at most {layout.body:,}" if form is None else f"{form.size:,}"
             return f"tensor {name!r} has {count:,} values, for this network it has {wanted}"
-    if not _is_count(request.numbers.get("turn", 0)):
-        return f"its turn cannot be {show(request.numbers['turn'])}"
+    if not _is_count(request.fields.get("turn", 0)):
+        return f"its turn cannot be {show(request.fields['turn'])}"
     return ""
 
 

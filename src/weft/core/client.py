@@ -107,11 +107,11 @@ def answer(world: World, client: int, state: State, wire: bytes) -> bytes:
     if state.reply and state.numbers["answered"] == request.request_id:
         return state.reply
     lesson = _lesson(world, client, request)
-    if "train" in request.ops and _is_past(state, request.step):
+    if "train" in request.ops and _is_past(state, request.task):
         return encode(failure(request, "that task is over here"))
     tensors, numbers = _act(world, state, request, lesson)
     reply = Message(
-        request.receiver, request.sender, request.request_id, (), request.step, request.round, tensors, numbers
+        request.receiver, request.sender, request.request_id, (), request.task, request.round, tensors, numbers
     )
     state.numbers["answered"] = request.request_id
     state.reply = encode(reply, world.plan.wire)
@@ -126,9 +126,9 @@ def _is_past(state: State, step: int) -> bool:
 def _lesson(world: World, client: int, request: Message) -> Lesson:
     """What is to be learned, if the request is one that a server would send: nothing was changed by it yet."""
     tasks = len(world.scenario.sequences[client])
-    if not 0 <= request.step < tasks:
-        raise MessageError(f"message refused: it is about task {request.step}, of {tasks}")
-    lesson = world.learning(client, request.step)
+    if not 0 <= request.task < tasks:
+        raise MessageError(f"message refused: it is about task {request.task}, of {tasks}")
+    lesson = world.learning(client, request.task)
     if fault := request_fault(request, client, world.method, lesson.layout):
         raise MessageError(f"message refused: {fault}")
     return lesson

@@ -281,7 +281,7 @@ class Federation:
             if reply.error:
                 self.incident(visit, f"it failed: {reply.error[:200]}")
                 continue
-            self.listener.answered(client, visit.step, visit.round, seconds, reply.numbers)
+            self.listener.answered(client, visit.step, visit.round, seconds, reply.fields)
             yield reply, visit
 
     def _damaged(self, client: int, request_id: str) -> Visit | None:
@@ -310,7 +310,7 @@ class Federation:
 
     def take(self, reply: Message, visit: Visit) -> None:
         """Note what a client has done and said; and line 11: kb <- kb + {A}."""
-        progress, name, step, numbers = self.progress, str(visit.client), visit.step, reply.numbers
+        progress, name, step, numbers = self.progress, str(visit.client), visit.step, reply.fields
         progress.images += numbers.get("images", 0)
         if "test" in visit.ops and progress.tested.get(name, -1) < step:  # once, though a late answer may say it again
             self.listener.tested(visit.client, step, numbers["accuracy"])

@@ -35,7 +35,7 @@ def robust(replies: list[Message], names: Collection[str] | None, rule: Aggregat
         for place, part in zip(senders, median(parts) if rule == "median" else clip(parts), strict=True):
             changed[place][name] = part
     return [
-        dataclasses.replace(reply, tensors=tensors, numbers=_of_equal_weight(reply.numbers))
+        dataclasses.replace(reply, tensors=tensors, fields=_of_equal_weight(reply.fields))
         for reply, tensors in zip(replies, changed, strict=True)
     ]
 

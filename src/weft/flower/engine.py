@@ -343,7 +343,7 @@ class Far:
 
     def _ask_again(self, flight: Flight, reason: str) -> None:
         flight.message_id, flight.due = "", self.now() + ASK_AGAIN
-        self._say("asked-again", flight.client, request=flight.request_id, reason=reason[:SHOWN])
+        self._say("retry", flight.client, request=flight.request_id, reason=reason[:SHOWN])
 
     def _say(self, event: str, client: int, **facts: Any) -> None:
         self._tell(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)

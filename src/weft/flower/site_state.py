@@ -52,8 +52,8 @@ class Memory:
             self._check(asked)
             host = Host(self._plan, self._folder, MEMORY)
             host.restore(_by_number(manifest["states"]), _by_number(manifest["answers"]))
-            if not host.has_task(self._client, asked.step):
-                raise NotYet(f"it has no task {asked.step} yet (weft site task add)")
+            if not host.has_task(self._client, asked.task):
+                raise NotYet(f"it has no task {asked.task} yet (weft site task add)")
             try:
                 reply = host.answer(self._client, wire)
             except Exception as error:

@@ -24,7 +24,7 @@ Average = Literal["equal", "examples"]
 
 def reply_weights(replies: list[Message], average: Average) -> list[float]:
     """What each client's answer counts: all the same, or by its number of training examples."""
-    return [1.0 if average == "equal" else float(reply.numbers["examples"]) for reply in replies]
+    return [1.0 if average == "equal" else float(reply.fields["examples"]) for reply in replies]
 
 
 def sent(replies: list[Message], name: str) -> list[Payload]:

@@ -24,8 +24,8 @@ from weft.runs.folder import Measured, accuracy_matrices, check_layout, load_sum
 
 USUAL = ("created", "finished")
 # what a site may do: it has no task yet, wants to take part no more or is taken out, is back, is asked once more
-ORDERLY = ("waiting", "left", "removed", "back", "asked-again")
-DAILY = ("answer", "tested")  # events of every round or task; all others are told one by one
+ORDERLY = ("waiting", "left", "removed", "back", "retry")
+DAILY = ("reply", "tested")  # events of every round or task; all others are told one by one
 TRIES = 3  # a run that goes on may replace its checkpoint while it is being read
 
 
@@ -238,7 +238,7 @@ def read_journal(folder: Path, notes: list[str]) -> tuple[tuple[Round, ...], tup
                 continue
             if event == "tested":  # what it says stands in accuracy.csv
                 continue
-            client, step, place = int(facts["client"]), int(facts["step"]), int(facts["round"])
+            client, step, place = int(facts["client"]), int(facts["task"]), int(facts["round"])
             if client in repeating:
                 rounds = {key: value for key, value in rounds.items() if key[2] != client or key[:2] < (step, place)}
                 repeating.discard(client)

@@ -241,8 +241,8 @@ def traffic(sums: Mapping[tuple[str | int, ...], Any]) -> Table | str:
     if not sums:
         return "nothing crossed the wire"
     table = Table(title="what crossed the wire", title_justify="left")
-    for heading in ("direction", "part", "bytes", "nonzeros"):
-        table.add_column(heading, justify="left" if heading in ("direction", "part") else "right")
+    for heading in ("direction", "tensor", "bytes", "nonzeros"):
+        table.add_column(heading, justify="left" if heading in ("direction", "tensor") else "right")
     for (direction, part), total in sums.items():
         table.add_row(str(direction), str(part), f"{total.bytes:,}", f"{total.nonzeros:,}")
     return table

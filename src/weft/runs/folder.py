@@ -34,12 +34,12 @@ from weft.files import append, atomic_file, sync, write_text
 from weft.plan import Plan
 
 SITES = "sites.json"  # in the run folder of a hub: who takes part
-FORMAT = 1
+FORMAT = 2
 MOST_TASKS = 10_000  # a damaged line may claim any number
 COLUMNS = (int, int, int, float)  # of accuracy.csv
 TABLES = {
     "accuracy.csv": ("client", "after_task", "task", "accuracy"),
-    "ledger.csv": ("direction", "client", "step", "round", "part", "bytes", "nonzeros", "dense_bytes"),
+    "ledger.csv": ("direction", "client", "task", "round", "tensor", "bytes", "nonzeros", "dense_bytes"),
 }
 MEASURES = {"metrics.csv": ("client", "after_task", "task", "metric", "class", "value")}  # where a plan asks for them
 

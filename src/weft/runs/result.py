@@ -13,7 +13,7 @@ from weft.runs.folder import accuracy_matrices, read_plan, read_rows, read_summa
 if TYPE_CHECKING:
     import pandas
 
-WORDS = ("direction", "part", "metric", "class")  # columns that are no numbers
+WORDS = ("direction", "tensor", "metric", "class")  # columns that are no numbers
 
 
 class Result:

@@ -110,15 +110,15 @@ class Session:
         known = {key: value for key, value in numbers.items() if key not in ("accuracy", "size", "metrics")}
         if "metrics" in numbers:
             self._measures[client, step] = numbers["metrics"]
-        place = {"client": client, "step": step, "round": round_index, "seconds": round(seconds, 4)}
-        self.record.journal("answer", **{**place, **known, **place})  # a client's words replace none of these
+        place = {"client": client, "task": step, "round": round_index, "seconds": round(seconds, 4)}
+        self.record.journal("reply", **{**place, **known, **place})  # a client's words replace none of these
         if self.screen is not None:
             self.screen.answered(client, step, round_index, numbers)
 
     def tested(self, client: int, step: int, accuracies: list[float]) -> None:
         self._accuracies += [(client, step, task, accuracy) for task, accuracy in enumerate(accuracies)]
         moment = {"time": round(self._engine.now(), 6), "images": self.progress.images}
-        self.record.journal("tested", client=client, step=step, **moment, accuracy=accuracies)
+        self.record.journal("tested", client=client, task=step, **moment, accuracy=accuracies)
         for task, measures in enumerate(self._measures.pop((client, step), ())):
             classes = self._scenario.sequences[client][task].classes
             for metric, values in measures.items():
@@ -127,7 +127,7 @@ class Session:
 
     def incident(self, client: int, step: int, round_index: int, reason: str) -> None:
         moment = round(self._engine.now(), 6)
-        self.record.journal("incident", client=client, step=step, round=round_index, time=moment, reason=reason)
+        self.record.journal("incident", client=client, task=step, round=round_index, time=moment, reason=reason)
 
     def round_done(self, progress: Progress) -> None:
         self.record.add_rows("ledger.csv", sorted(self._rows, key=_place))  # not in the order of who was fastest

@@ -12,9 +12,9 @@ from weft.wire.tensors import LARGEST
 
 Precision = Literal["float32", "half", "int8"]
 
-DEEPEST = 32  # levels of nesting in numbers
+DEEPEST = 32  # levels of nesting in fields
 
-_FIELDS = {"error", "numbers", "ops", "precision", "receiver", "request_id", "round", "sender", "step", "tensors"}
+_FIELDS = {"error", "fields", "ops", "precision", "receiver", "request_id", "round", "sender", "task", "tensors"}
 _DESCRIPTIONS = {
     "dense": {"encoding", "name", "size"},
     "rows": {"encoding", "name", "segments"},
@@ -31,7 +31,7 @@ def header_fault(header: dict[str, Any]) -> str:
     for key in ("sender", "receiver", "request_id", "error"):
         if not isinstance(header[key], str):
             return f"{key} is not text"
-    for key in ("step", "round"):
+    for key in ("task", "round"):
         if type(header[key]) is not int or abs(header[key]) > LARGEST:
             return f"{key} is not a whole number of at most {LARGEST:,}"
     if not isinstance(header["ops"], list) or not all(isinstance(op, str) for op in header["ops"]):
@@ -40,9 +40,9 @@ def header_fault(header: dict[str, Any]) -> str:
         return f"precision {show(header['precision'])} is unknown"
     if not isinstance(header["tensors"], list):
         return "tensors is not a list"
-    if not isinstance(header["numbers"], dict):
-        return "numbers is not an object"
-    return number_fault(header["numbers"], "numbers", 0)
+    if not isinstance(header["fields"], dict):
+        return "fields is not an object"
+    return number_fault(header["fields"], "fields", 0)
 
 
 def number_fault(value: Any, path: str, depth: int) -> str:
@@ -52,9 +52,9 @@ def number_fault(value: Any, path: str, depth: int) -> str:
     if type(value) is int:
         return "" if -(2**63) <= value < 2**63 else f"{path} does not fit into 64 bits"
     if type(value) is float:
-        return "" if math.isfinite(value) else f"{path} is {value}; only finite numbers can be sent"
+        return "" if math.isfinite(value) else f"{path} is {value}; only finite fields can be sent"
     if depth == DEEPEST:
-        return f"numbers is nested deeper than {DEEPEST} levels"
+        return f"fields is nested deeper than {DEEPEST} levels"
     if type(value) is list:
         faults = (number_fault(item, f"{path}[{place}]", depth + 1) for place, item in enumerate(value))
         return next(filter(None, faults), "")

@@ -1,4 +1,4 @@
-"""What crossed the wire: bytes and nonzeros by direction, client, step, round and part.
+"""What crossed the wire: bytes and nonzeros by direction, client, task, round and tensor.
 
 The ledger weighs the very bytes that travel. Beside them stands what the same message would weigh if it carried the
 whole body in float32 once: the yardstick for every claim of saving.
@@ -16,18 +16,18 @@ from weft.wire.message import weigh
 Direction = Literal["c2s", "s2c"]  # client to server, server to client
 
 DIRECTIONS: tuple[Direction, ...] = ("c2s", "s2c")
-COLUMNS = ("direction", "client", "step", "round", "part")  # what a row is filed under; the other columns are sums
+COLUMNS = ("direction", "client", "task", "round", "tensor")  # what a row is filed under; the other columns are sums
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One part of one message."""
+    """One tensor of one message."""
 
     direction: Direction
     client: int
-    step: int
+    task: int
     round: int
-    part: str  # a tensor's name, or "header" for everything else
+    tensor: str  # a tensor's name, or "header" for everything else
     bytes: int
     nonzeros: int
     dense_bytes: int  # of the whole message, on its "header" row; 0 on the others, so that sums come out right
@@ -44,9 +44,11 @@ class Entry:
         120
         """
         try:
-            direction, client, step, round_, part, *sums = row
+            direction, client, task, round_, tensor, *sums = row
             size, nonzeros, dense_bytes = (int(value) for value in sums)
-            return Entry(_direction(direction), int(client), int(step), int(round_), part, size, nonzeros, dense_bytes)
+            return Entry(
+                _direction(direction), int(client), int(task), int(round_), tensor, size, nonzeros, dense_bytes
+            )
         except ValueError as reason:
             text = ",".join(row)
             raise WeftError(f"ledger row {text[:80]!r} is damaged; it should read {','.join(HEADER)}") from reason
@@ -67,7 +69,7 @@ def by(entries: Iterable[Entry], *columns: str) -> dict[tuple[str | int, ...], S
     """Sums for each combination of values in the columns, sorted; with no column, one sum under ().
 
     >>> row = ["c2s", "3", "0", "1", "base", "120", "30", "0"]
-    >>> by([Entry.from_row(row), Entry.from_row(row)], "client", "part")
+    >>> by([Entry.from_row(row), Entry.from_row(row)], "client", "tensor")
     {(3, 'base'): Sums(bytes=240, nonzeros=60, dense_bytes=0)}
     """
     for column in columns:
@@ -92,7 +94,7 @@ class Ledger:
         self,
         direction: Direction,
         client: int,
-        step: int,
+        task: int,
         round: int,  # noqa: A002 - the paper's word, and the column's
         wire: bytes | memoryview,
     ) -> list[Entry]:
@@ -104,14 +106,14 @@ class Ledger:
             Entry(
                 _direction(direction),
                 client,
-                step,
+                task,
                 round,
-                part,
+                tensor,
                 weight.bytes,
                 weight.nonzeros,
-                dense_bytes.get(part, 0),
+                dense_bytes.get(tensor, 0),
             )
-            for part, weight in weights.items()
+            for tensor, weight in weights.items()
         ]
         self.entries += rows
         return rows

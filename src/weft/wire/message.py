@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 MAGIC = b"WEFT"
-VERSION = 1
+VERSION = 2
 PREFIX = struct.Struct("<4sHIQ")  # magic, version, header length, payload length
 CHECKSUM = struct.Struct("<I")
 LONGEST_HEADER = 2**22  # JSON grows about thirtyfold when parsed: 4 MiB is far above any need and far below harm
@@ -62,10 +62,10 @@ class Message:
     receiver: str
     request_id: str  # unique for a request; a reply carries the id of what it answers
     ops: tuple[str, ...]  # what is asked, in order; empty in replies
-    step: int  # which task of the client's sequence
+    task: int  # which task of the client's sequence
     round: int
     tensors: dict[str, Payload] = field(default_factory=dict)
-    numbers: dict[str, Any] = field(default_factory=dict)  # what JSON can hold: accuracies, losses, counts
+    fields: dict[str, Any] = field(default_factory=dict)  # what JSON can hold: accuracies, losses, counts
     error: str = ""  # an error reply says why
 
     def __eq__(self, other: object) -> bool:
@@ -80,7 +80,7 @@ class Message:
 
 def failure(asked: Message, why: str) -> Message:
     """The reply to a request that went wrong."""
-    words = (asked.receiver, asked.sender, asked.request_id, (), asked.step, asked.round)
+    words = (asked.receiver, asked.sender, asked.request_id, (), asked.task, asked.round)
     return Message(*words, error=why)
 
 
@@ -132,7 +132,7 @@ def _header_out(message: Message, precision: Precision, descriptions: list[dict[
     if len(header) > LONGEST_HEADER:
         raise WeftError(
             f"message from {message.sender!r} cannot be sent: its header takes {len(header):,} bytes, "
-            f"{LONGEST_HEADER:,} are allowed; send long lists of numbers as a tensor"
+            f"{LONGEST_HEADER:,} are allowed; send long lists of fields as a tensor"
         )
     return header
 
@@ -185,10 +185,10 @@ def decode(wire: bytes | memoryview) -> Message:
         receiver=header["receiver"],
         request_id=header["request_id"],
         ops=tuple(header["ops"]),
-        step=header["step"],
+        task=header["task"],
         round=header["round"],
         tensors=tensors,
-        numbers=header["numbers"],
+        fields=header["fields"],
         error=header["error"],
     )
 
@@ -326,9 +326,9 @@ def _values_in(part: _Part, precision: Precision) -> torch.Tensor:
 
 def _words(message: Message) -> dict[str, Any]:
     """All of a message that is not a tensor."""
-    return {key: getattr(message, key) for key in ("sender", "receiver", "request_id", "step", "round", "error")} | {
+    return {key: getattr(message, key) for key in ("sender", "receiver", "request_id", "task", "round", "error")} | {
         "ops": list(message.ops),
-        "numbers": message.numbers,
+        "fields": message.fields,
     }
 
 

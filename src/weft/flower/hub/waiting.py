@@ -24,10 +24,10 @@ class Waiting:
         for event in self._new_events():
             if event["event"] == "waiting":
                 self._reasons[event["client"]] = printable(f"{event['site']}: {event['reason']}")
-            elif event["event"] in ("answer", "left", "removed"):
+            elif event["event"] in ("reply", "left", "removed"):
                 self._reasons.pop(event["client"], None)
             elif event["event"] == "tested":
-                self._tested.setdefault(event["step"], set()).add(event["client"])
+                self._tested.setdefault(event["task"], set()).add(event["client"])
         return [self._reasons[client] for client in sorted(self._reasons)]
 
     def new(self) -> list[str]:

@@ -80,7 +80,7 @@ class FedCurv(FedAvg):
         for key, value in message.tensors.items():
             if key.partition("/")[0] in KINDS:
                 others = tensors.dense(value)
-                if message.numbers["counted"]:
+                if message.fields["counted"]:
                     others = others - tensors.dense(client.tensors[f"own_{key}"])
                 if key.startswith(f"{KINDS[0]}/"):
                     others = others.clamp(min=0)  # what rounding leaves of U - u where u is all of U

@@ -299,15 +299,15 @@ class FedWeIT(APD):
 
     def receive(self, client: State, message: Message, lesson: Lesson) -> None:
         self.store(client, message)
-        client.numbers["turn"] = message.numbers.get("turn", 0)
-        meets = "foreign" in message.numbers and "attention" not in client.tensors  # else it was told before
+        client.numbers["turn"] = message.fields.get("turn", 0)
+        meets = "foreign" in message.fields and "attention" not in client.tensors  # else it was told before
         if (received := message.tensors.get("global")) is not None:
             client.tensors["base"] = merge(received, client.tensor("base"))
             self.receive_biases(client, message)
             if self.options.drift_from == "received" and meets and lesson.step > 0:
                 client.tensors["reference"] = client.tensor("base").clone()
         if meets:
-            chosen = message.numbers["foreign"]
+            chosen = message.fields["foreign"]
             client.numbers["foreign"] = chosen
             client.tensors["attention"] = self._first_attention(len(chosen), lesson)
 

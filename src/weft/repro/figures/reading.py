@@ -14,12 +14,12 @@ from weft.plan import Plan
 
 def answers(folder: Path) -> Iterator[dict[str, Any]]:
     """Every answer of a client as the journal has it; after a stop some stand there twice, with equal numbers."""
-    return _events(folder, "answer")
+    return _events(folder, "reply")
 
 
 def tests(folder: Path) -> list[dict[str, Any]]:
     """Every test of a client in the order of the run, each once: what was repeated after a stop is the same again."""
-    found = {(event["client"], event["step"]): event for event in _events(folder, "tested")}
+    found = {(event["client"], event["task"]): event for event in _events(folder, "tested")}
     return sorted(found.values(), key=lambda event: (event["images"], event["client"]))
 
 
@@ -43,7 +43,7 @@ def by_round(folder: Path, plan: Plan, clients: Collection[int] | None = None) -
     found: dict[int, dict[int, dict[int, float]]] = {}  # step -> round -> client
     for event in answers(folder):
         if "valid_accuracy" in event and (clients is None or event["client"] in clients):
-            of_step = found.setdefault(event["step"], {})
+            of_step = found.setdefault(event["task"], {})
             of_step.setdefault(event["round"], {})[event["client"]] = event["valid_accuracy"]
     means: dict[int, list[float]] = {}
     for step, rounds in sorted(found.items()):
