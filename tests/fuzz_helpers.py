@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from weft.core.checks import Refused
-from weft.wire.message import CHECKSUM, PREFIX, MessageError
+from weft.wire.message import CHECKSUM, PREFIX, VERSION, MessageError
 
 QUICK, STRUCTURED = 2_000, 10_000  # mutations
 GROWTH = 200 << 10  # kilobytes that all of it may take on top
@@ -45,7 +45,7 @@ class Target:
 def sealed(header: bytes, payload: bytes, lengths: tuple[int, int] | None = None) -> bytes:
     """With a valid checksum; `lengths`: what the prefix claims."""
     claimed = lengths or (len(header), len(payload))
-    body = PREFIX.pack(b"WEFT", 1, *claimed) + header + payload
+    body = PREFIX.pack(b"WEFT", VERSION, *claimed) + header + payload
     return body + CHECKSUM.pack(zlib.crc32(body))
 
 

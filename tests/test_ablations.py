@@ -22,14 +22,14 @@ def test_everything_travels_by_default():
 
 def test_without_b_comm_no_base_travels():
     for biases in ("private", "shared"):
-        finished = weit(without="b_comm", biases=biases)
+        finished = weit(ablate="b_comm", biases=biases)
         assert finished.names("c2s") == {"adaptive"}
         assert finished.names("s2c") == {"foreign"}
     assert not torch.equal(*(finished.clients[client].tensor("base") for client in (0, 1)))
 
 
 def test_without_a_comm_no_adaptive_travels():
-    finished = weit(tasks=3, without="a_comm")
+    finished = weit(tasks=3, ablate="a_comm")
     assert finished.names("c2s") == {"base"}
     assert finished.names("s2c") == {"global"}
     assert not finished.server.archive
@@ -38,7 +38,7 @@ def test_without_a_comm_no_adaptive_travels():
 
 @pytest.mark.parametrize("past", ["frozen", "closed", "joint"])
 def test_without_a_it_is_zero_everywhere(past):
-    finished = weit(tasks=3, without="a", past=past)
+    finished = weit(tasks=3, ablate="a", past=past)
     assert finished.names("c2s") == {"base"}
     assert finished.names("s2c") == {"global"}
     for client in range(3):
@@ -48,7 +48,7 @@ def test_without_a_it_is_zero_everywhere(past):
 
 
 def test_without_m_every_row_is_sent_as_it_is():
-    finished = weit(without="m", send="product", keep=0.3)
+    finished = weit(ablate="m", send="product", keep=0.3)
     for step in range(2):
         assert (dense(finished.clients[0].archive[f"mask/{step}"]) == 1).all()
     for key, value in finished.parts("c2s").items():
@@ -67,7 +67,7 @@ def test_without_m_every_row_is_sent_as_it_is():
 def test_without_l1_nothing_is_shrunk(sparsify, past, held):
     """lambda_1 means nothing any more, to A, to m, or to past A; and no value of A is 0."""
     first, second = (
-        fresh_weit(without="l1", sparsify=sparsify, past=past, adaptive_origin="zero", **words)  # all of A is learned
+        fresh_weit(ablate="l1", sparsify=sparsify, past=past, adaptive_origin="zero", **words)  # all of A is learned
         for words in ({}, {"lambda_sparsity": 3.0, "lambda_mask": 1.0})
     )
     assert differences(learned_bits(first), learned_bits(second)) == []
@@ -94,7 +94,7 @@ def test_adaptive_keep_is_the_largest_share_of_a(held):
 
 @pytest.mark.parametrize("past", ["frozen", "closed", "joint"])
 def test_without_l2_nothing_pulls_at_b(past):
-    first, second = (weit(without="l2", past=past, lambda_drift=value) for value in (100.0, 1.0))
+    first, second = (weit(ablate="l2", past=past, lambda_drift=value) for value in (100.0, 1.0))
     assert differences(learned_bits(first), learned_bits(second)) == []
 
 
@@ -102,11 +102,11 @@ def test_with_l2_b_stays_nearer_to_where_it_was(held):
     """No theta_G in between: the pull alone."""
     moved = {}
     for words in ("b_comm", "b_comm,l2"):
-        Run(tiny(method="fedweit", method__without=words, rounds_per_task=4)).go()
+        Run(tiny(method="fedweit", method__ablate=words, rounds_per_task=4)).go()
         moved[words] = (held[0]["base"] - held[0]["reference"]).norm().item()
     assert moved["b_comm"] < 0.8 * moved["b_comm,l2"]
 
 
 @pytest.mark.parametrize("word", ["b_comm", "a_comm", "a", "m", "l1", "l2"])
 def test_each_ablation_changes_the_run(word):
-    assert learned_bits(weit(without=word)) != learned_bits(weit())
+    assert learned_bits(weit(ablate=word)) != learned_bits(weit())

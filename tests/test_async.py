@@ -25,18 +25,18 @@ pytest_plugins = ["cli_helpers"]
 UNEVEN = {"clock__spread": 4.0, "clock__jitter": 0.3}
 FAULTS = {"faults__drop": 0.15, "faults__crash": 0.1, "faults__corrupt": 0.1, "faults__delay": 0.1, "deadline": 4.0}
 UNRELIABLE = {  # so many crash or are late that a task is offered several times before anybody answers
-    **{"async": "tasks", "clients": 4, "tasks": 3, "rounds_per_task": 4, "method__kb_size": 1, "deadline": 1.5},
+    **{"async": "task_clocks", "clients": 4, "tasks": 3, "rounds_per_task": 4, "method__kb_size": 1, "deadline": 1.5},
     **{"faults__crash": 0.25, "faults__delay": 0.35, "faults__drop": 0.1},
     **{"network__hidden": 4, "network__features": 4, "scenario__train": 10, "scenario__test": 10},
 }
 MODES = {
-    "tasks": {"async": "tasks", "tasks": 3, "rounds_per_task": 4},
-    "tasks, some chosen": {"async": "tasks", "tasks": 3, "rounds_per_task": 4, "clients_per_round": 2},
+    "tasks": {"async": "task_clocks", "tasks": 3, "rounds_per_task": 4},
+    "tasks, some chosen": {"async": "task_clocks", "tasks": 3, "rounds_per_task": 4, "clients_per_round": 2},
     "tasks, faults": {"seed": 2, **UNRELIABLE},
-    "arrival": {"async": "arrival", "tasks": 3, **UNEVEN},
-    "arrival, coming and going": {"async": "arrival", "clock__late": 3.0, "clock__stay": 3.0, "clock__away": 2.0},
-    "arrival, faults": {"async": "arrival", **UNEVEN, **FAULTS},
-    "arrival, global": {"async": "arrival", "method": "fedavg", "measured_model": "global", **UNEVEN},
+    "arrival": {"async": "updates", "tasks": 3, **UNEVEN},
+    "arrival, coming and going": {"async": "updates", "clock__late": 3.0, "clock__stay": 3.0, "clock__away": 2.0},
+    "arrival, faults": {"async": "updates", **UNEVEN, **FAULTS},
+    "arrival, global": {"async": "updates", "method": "fedavg", "measured_model": "global", **UNEVEN},
     "quorum": {"quorum": 2, "rounds_per_task": 4, **UNEVEN},
     "deadline, late dropped": {"deadline": 2.0, "late": "drop", "rounds_per_task": 4, **UNEVEN},
     "deadline, coming and going": {"deadline": 2.0, "clock__stay": 3.0, "clock__away": 2.0, **UNEVEN},
@@ -128,7 +128,7 @@ def test_a_client_has_all_that_it_is_told_to_use(seed):
 
 
 def test_tasks_differ_in_length_and_clients_work_the_same():
-    plan = Plan(**{"async": "tasks", "rounds_per_task": 10, "rounds_spread": 0.4, "tasks": 7})
+    plan = Plan(**{"async": "task_clocks", "rounds_per_task": 10, "rounds_spread": 0.4, "tasks": 7})
     lengths = [task_lengths(plan, client, 7) for client in range(20)]
     assert {sum(each) for each in lengths} == {70}
     assert min(map(min, lengths)) == 6
@@ -207,14 +207,14 @@ class OneWeight(Run):
 
 def test_an_answer_counts_less_the_staler_it_is():
     """Three equally fast clients: each answer is two others behind but for the first ones."""
-    finished = OneWeight(tiny(**{"async": "arrival", "rounds_spread": 0.0})).go()
+    finished = OneWeight(tiny(**{"async": "updates", "rounds_spread": 0.0})).go()
     expected = [1, 2**-0.5, *[3**-0.5] * 10]
     assert [weight for *_, weight in finished.merged] == pytest.approx(expected)
     assert finished.progress.merges == 12
 
 
 def test_what_is_too_stale_is_not_merged():
-    finished = OneWeight(tiny(**{"async": "arrival", "rounds_spread": 0.0, "staleness_bound": 1})).go()
+    finished = OneWeight(tiny(**{"async": "updates", "rounds_spread": 0.0, "staleness_bound": 1})).go()
     assert [weight for *_, weight in finished.merged[:2]] == pytest.approx([1, 2**-0.5])
     assert finished.incidents
     assert all("staleness_bound" in reason for *_, reason in finished.incidents)
@@ -223,7 +223,7 @@ def test_what_is_too_stale_is_not_merged():
 
 
 def test_a_slow_client_answers_less_often():
-    finished = OneWeight(tiny(**{"async": "arrival", "clock__spread": 50.0, "tasks": 3})).go()
+    finished = OneWeight(tiny(**{"async": "updates", "clock__spread": 50.0, "tasks": 3})).go()
     half = finished.merged[: len(finished.merged) // 2]
     counts = [sum(sender == f"client-{client}" for sender, *_ in half) for client in range(3)]
     assert max(counts) > 2 * min(counts)
@@ -232,14 +232,14 @@ def test_a_slow_client_answers_less_often():
 
 def test_a_lone_client_learns_the_same_as_in_rounds():
     words = {"clients": 1, "method": "fedavg", "rounds_spread": 0.0, "method__average": "equal"}
-    one, other = run(**words), run(**{"async": "arrival"}, **words)
+    one, other = run(**words), run(**{"async": "updates"}, **words)
     assert one.matrices == other.matrices
     assert torch.equal(one.server.tensor("global"), other.server.tensor("global"))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedweit", "fedprox+ewc", "fedavg+apd", "stl", "ewc"])
 def test_methods_that_can(method):
-    assert len(run(**{"async": "arrival"}, method=method).matrices) == 3
+    assert len(run(**{"async": "updates"}, method=method).matrices) == 3
 
 
 class OwnRound(weft.methods.class_of("fedavg")):  # type: ignore[misc]
@@ -250,8 +250,8 @@ class OwnRound(weft.methods.class_of("fedavg")):  # type: ignore[misc]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"method": "scaffold"}, "scaffold cannot run with async=arrival: its variates"),
-        ({"method": "fedcurv+ewc"}, "cannot run with async=arrival: U and V"),
+        ({"method": "scaffold"}, "scaffold cannot run with async=updates: its variates"),
+        ({"method": "fedcurv+ewc"}, "cannot run with async=updates: U and V"),
         ({"method": "fedweit@paper"}, "method.divide=clients"),
         ({"method": OwnRound}, "absorb"),
         ({"quorum": 2}, "quorum is for rounds"),
@@ -263,16 +263,16 @@ class OwnRound(weft.methods.class_of("fedavg")):  # type: ignore[misc]
 )
 def test_what_makes_no_sense_is_said_at_once(words, said):
     with pytest.raises(WeftError, match=said):
-        Plan(**{"async": "arrival", **words})
+        Plan(**{"async": "updates", **words})
 
 
 def test_the_plan_is_read_as_it_was_written(tmp_path):
-    words = {"async": "tasks", "clock.spread": 2.0, "faults": {"drop": 0.1}, "quorum": 2}
+    words = {"async": "task_clocks", "clock.spread": 2.0, "faults": {"drop": 0.1}, "quorum": 2}
     plan = Plan(**words)
     (tmp_path / "plan.toml").write_text(plan.toml())
     assert Plan.load(tmp_path / "plan.toml", name=plan.name) == plan
-    assert (plan.asynchronous, plan.clock.spread, plan.faults.drop) == ("tasks", 2.0, 0.1)
-    assert 'async = "tasks"' in plan.toml()
+    assert (plan.asynchronous, plan.clock.spread, plan.faults.drop) == ("task_clocks", 2.0, 0.1)
+    assert 'async = "task_clocks"' in plan.toml()
     with pytest.raises(WeftError, match=r"unknown key clock.speed; did you mean clock.spread\?"):
         Plan(**{"clock.speed": 2.0})
     with pytest.raises(WeftError, match=r"async: .*'none'"):

@@ -430,7 +430,7 @@ def test_a_method_that_needs_sgd_refuses_adam(name):
 @pytest.mark.slow
 def test_apd_is_fedweit_that_sends_nothing():
     ours = run(method="apd", tasks=3)
-    silent = run(method="fedweit", method__without="b_comm,a_comm", tasks=3)
+    silent = run(method="fedweit", method__ablate="b_comm,a_comm", tasks=3)
     assert_same(ours, silent)
     for client in range(3):
         for step in range(3):
@@ -442,7 +442,7 @@ def test_apd_is_fedweit_that_sends_nothing():
 
 @pytest.mark.parametrize("word", ["a", "m", "l1", "l2"])
 def test_each_part_of_apd_matters(word):
-    assert_other(run(method="apd", method__without=word, tasks=3), run(method="apd", tasks=3))
+    assert_other(run(method="apd", method__ablate=word, tasks=3), run(method="apd", tasks=3))
 
 
 def test_an_untrained_task_does_not_enter_the_drift_term():

@@ -123,7 +123,7 @@ def test_a_late_answer_comes_out_of_a_later_exchange():
 
 
 def test_all_that_waits_is_computed_at_once():
-    engine, carrier = clocked(**{"async": "arrival"})
+    engine, carrier = clocked(**{"async": "updates"})
     replies = engine.exchange([request(client, 0) for client in range(6)])
     assert next(replies).client == 0
     assert [len(wave) for wave in carrier.waves] == [6]
@@ -156,7 +156,7 @@ def test_what_is_on_its_way_survives_a_stop(tmp_path, when):
 
 
 def test_time_goes_on_to_the_next_arrival():
-    engine, _ = clocked(**{"async": "arrival", "clock__late": 10.0})
+    engine, _ = clocked(**{"async": "updates", "clock__late": 10.0})
     moments = []
     while len(engine.clients()) < 6:
         assert list(engine.exchange([])) == []

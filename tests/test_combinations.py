@@ -12,7 +12,7 @@ from weft.methods import COMBINATIONS
 OFF = {  # a part that is turned off
     "ewc": {"method__lambda_ewc": 0},
     "stable-sgd": {"method__decay": 1.0, "method__dropout": 0.0},
-    "apd": {"method__without": "a,m,l1,l2"},
+    "apd": {"method__ablate": "a,m,l1,l2"},
     "fedprox": {"method__mu": 0},
     "fedcurv": {"method__lambda_fedcurv": 0},
     "scaffold": {"method__variates": False},

@@ -172,7 +172,7 @@ WRONG = {
     ),
     "a huge value": (
         changed("base", lambda b: Rows(b.segments, b.kept, b.values.index_fill(0, torch.tensor([3]), 1e20))),
-        "norm_bound",
+        "max_update_norm",
     ),
     "a strange tensor": (changed("tensors", {"theta": vector(1)}), "was not asked for"),
     "no examples": (changed("number/examples", 0), "examples"),
@@ -220,7 +220,7 @@ def test_with_rows_of_its_own_choice_a_client_chooses_no_more_than_its_share():
 
 
 def test_without_masks_all_rows_are_sent():
-    finished = run(method__without="m", tasks=1)
+    finished = run(method__ablate="m", tasks=1)
     request, reply = finished.requests[0], finished.replies[0]
     visit = asked(*request.ops, client=0)._replace(told=request.fields)
     assert finished.inspector.fault(reply, visit) == ""

@@ -27,7 +27,7 @@ from weft.wire.tensors import Rows, Sparse, dense, same
 
 # ---- FedWeIT: its limit
 
-PLAIN = {"without": "m,a,l1,l2", "keep": 1, "biases": "private", "average": "equal"}
+PLAIN = {"ablate": "m,a,l1,l2", "keep": 1, "biases": "private", "average": "equal"}
 
 
 @pytest.mark.parametrize("changed", [{}, {"clients_per_round": 2, "tasks": 3}], ids=["all", "some"])
@@ -44,10 +44,10 @@ def test_fedweit_without_all_that_is_its_own_is_fedavg(changed):
 
 @pytest.mark.parametrize("word", ["m", "a"])
 def test_each_part_matters_to_that_limit(word):
-    without = ",".join(sorted(set(PLAIN["without"].split(",")) - {word}))
+    ablate = ",".join(sorted(set(PLAIN["ablate"].split(",")) - {word}))
     plain = run(method="fedavg", method__biases="private", method__average="equal")
     assert not torch.equal(
-        weit(**PLAIN | {"without": without}).clients[0].tensor("base"), plain.clients[0].tensor("base")
+        weit(**PLAIN | {"ablate": ablate}).clients[0].tensor("base"), plain.clients[0].tensor("base")
     )
 
 
@@ -77,7 +77,7 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("adaptive_keep", 0.5, {}),
     ("lambda_drift", 1.0, {}),
     ("weight_decay", 0.1, {}),
-    ("weight_decay", 0.1, {"without": "m,a"}),
+    ("weight_decay", 0.1, {"ablate": "m,a"}),
     ("mask", "linear", {"mask_start": 1.0}),
     ("mask_start", 1.0, {}),
     ("mask_spread", 0.5, {}),
@@ -95,7 +95,7 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("kb_size", 0, {}),
     ("kb_from", "last", {"tasks": 3, "kb_size": "all"}),
     ("kb_own", True, {}),
-    ("kb_givers", "chosen", SOME),
+    ("kb_clients", "chosen", SOME),
     ("share", 3, {}),
     ("share", "nothing", {}),
     ("attention_start", "random", {}),
@@ -103,10 +103,10 @@ EFFECTS = [  # option, another value, what else has to be so for it to matter
     ("past", "joint", {}),
     ("past", "joint", {"past": "closed"}),
     ("drift_from", "received", {}),
-    ("drift_from", "received", {"without": "a_comm"}),
+    ("drift_from", "received", {"ablate": "a_comm"}),
     ("drift_from", "received", {"past": "closed"}),
     ("adaptive_start", 0.0, {}),
-    ("without", "l2", {}),
+    ("ablate", "l2", {}),
 ]
 
 

@@ -28,7 +28,7 @@ def kb_of(finished):
     return found
 
 
-NO_ROWS = {"without": ("b_comm",)}  # A's alone
+NO_ROWS = {"ablate": ("b_comm",)}  # A's alone
 
 
 @pytest.mark.parametrize("kb_size", [0, 1, 3, 5, "all"])
@@ -58,7 +58,7 @@ def test_the_sample_is_drawn_for_each_client_and_task():
 
 def test_what_is_offered_stays_until_somebody_has_answered():
     """With clocks of their own kb grows between two requests of one task; a late answer may be to either."""
-    method, plan = methods.load("fedweit", {"kb_size": 1, **NO_ROWS}), tiny(**{"async": "tasks"})
+    method, plan = methods.load("fedweit", {"kb_size": 1, **NO_ROWS}), tiny(**{"async": "task_clocks"})
     server = State(numbers={"held": {}})
     server.archive["1.0"] = Sparse.of(vector(1, 0))
     offers = []
@@ -81,7 +81,7 @@ def test_what_is_offered_stays_until_somebody_has_answered():
 
 
 def test_what_is_offered_by_somebody_who_left_is_taken_back():
-    method, plan = methods.load("fedweit", {"kb_size": "all", **NO_ROWS}), tiny(**{"async": "tasks"})
+    method, plan = methods.load("fedweit", {"kb_size": "all", **NO_ROWS}), tiny(**{"async": "task_clocks"})
     server = State(numbers={"held": {}})
     for key in ("1.0", "2.0"):
         server.archive[key] = Sparse.of(vector(1, 0))
@@ -170,8 +170,8 @@ def test_all_that_trained_give_their_a(unchosen, seed):
 
 
 @pytest.mark.parametrize("unchosen", [True, False])
-def test_kb_givers_chosen_are_those_of_the_last_round(unchosen):
-    finished = weit(tasks=3, clients_per_round=1, train_unchosen=unchosen, kb_givers="chosen")
+def test_kb_clients_chosen_are_those_of_the_last_round(unchosen):
+    finished = weit(tasks=3, clients_per_round=1, train_unchosen=unchosen, kb_clients="chosen")
     last = {(client, step) for client, step, r, name in finished.parts("c2s") if r == 1 and name == "base"}
     assert len(last) == 3
     assert set(map(origin, finished.server.archive)) == last
@@ -179,8 +179,8 @@ def test_kb_givers_chosen_are_those_of_the_last_round(unchosen):
 
 @pytest.mark.parametrize("unchosen", [True, False])
 def test_an_a_that_nobody_takes_is_not_charged(unchosen):
-    """With kb_givers=chosen the others do not give; what they do not give must not be on the wire, or in the ledger."""
-    finished = weit(tasks=3, clients_per_round=1, train_unchosen=unchosen, kb_givers="chosen")
+    """With kb_clients=chosen the others do not give; what they do not give is not sent, and not in the ledger."""
+    finished = weit(tasks=3, clients_per_round=1, train_unchosen=unchosen, kb_clients="chosen")
     given = {(client, step) for client, step, _, name in finished.parts("c2s") if name == "adaptive"}
     assert given == set(map(origin, finished.server.archive))
 
@@ -215,7 +215,7 @@ def test_past_a_that_stays_put_lets_past_answers_drift():
 
 
 def test_without_l1_closed_past_answers_do_not_drift_at_all():
-    closed, _, _ = moved("closed", method__without="l1")
+    closed, _, _ = moved("closed", method__ablate="l1")
     assert closed < 1e-4
 
 

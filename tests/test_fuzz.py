@@ -187,11 +187,11 @@ def test_values_beyond_all_training_are_refused_for_what_they_are(targets):
         with pytest.raises(Refused) as caught:
             target.open(wrong_values(target, dice))
         text = str(caught.value)
-        said[target.header["precision"]] |= {word for word in ("norm_bound", "finite", "int8") if word in text}
+        said[target.header["precision"]] |= {word for word in ("max_update_norm", "finite", "int8") if word in text}
     assert said == {
-        "float32": {"norm_bound", "finite"},
-        "half": {"norm_bound", "finite"},
-        "int8": {"norm_bound", "int8"},
+        "float32": {"max_update_norm", "finite"},
+        "half": {"max_update_norm", "finite"},
+        "int8": {"max_update_norm", "int8"},
     }
 
 

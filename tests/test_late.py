@@ -15,7 +15,7 @@ from weft.wire.message import Message, decode, encode
 COMING_AND_GOING = {"deadline": 1.5, "clock__stay": 3.0, "clock__away": 4.0, "clock__spread": 4.0}
 WAYS = {
     "in step": {},
-    "own clocks": {"async": "tasks", "tasks": 3, "rounds_per_task": 4},
+    "own clocks": {"async": "task_clocks", "tasks": 3, "rounds_per_task": 4},
     "quorum": {"quorum": 2, "rounds_per_task": 4},
 }
 
@@ -148,7 +148,7 @@ def test_a_lesson_that_comes_when_its_task_is_over_teaches_nothing():
 
 SMALL = {"network__hidden": 4, "network__features": 4, "scenario__train": 10, "scenario__test": 10}
 SOMETIMES = {
-    "async": ["tasks"],
+    "async": ["task_clocks"],
     "deadline": [0.5, 1.5, 4.0],
     "quorum": [1, 2],
     "clients_per_round": [1, 2],

@@ -83,7 +83,13 @@ def test_every_split_adds_up_to_the_whole(travelled):
         ledger.enter(*exchange)
     assert sum(total["bytes"] for total in ledger.totals().values()) == sum(len(sent) for *_, sent in travelled)
     whole = [sum(column) for column in zip(*ledger.by().values(), strict=True)]
-    for columns in (["client"], ["step"], ["part"], ["round", "direction"], ["direction", "client", "step", "part"]):
+    for columns in (
+        ["client"],
+        ["task"],
+        ["tensor"],
+        ["round", "direction"],
+        ["direction", "client", "task", "tensor"],
+    ):
         assert [sum(column) for column in zip(*ledger.by(*columns).values(), strict=True)] == whole
     for direction in ("c2s", "s2c"):
         expected = sum(len(sent) for way, *_, sent in travelled if way == direction)
@@ -107,7 +113,7 @@ def test_a_file_appended_line_by_line_reads_back(travelled):
 
 
 def test_the_header_line_is_part_of_the_format():
-    assert ",".join(HEADER) == "direction,client,step,round,part,bytes,nonzeros,dense_bytes"
+    assert ",".join(HEADER) == "direction,client,task,round,tensor,bytes,nonzeros,dense_bytes"
 
 
 def test_a_part_may_hold_commas_and_quotes():

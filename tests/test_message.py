@@ -24,8 +24,8 @@ EMPTY_HEADER = (
 
 
 def message(tensors=None, fields=None, **words):
-    fields = {"sender": "client-3", "receiver": "server", "request_id": "r", "ops": (), "task": 1, "round": 2, **words}
-    return Message(tensors=tensors or {}, fields=fields or {}, **fields)
+    words = {"sender": "client-3", "receiver": "server", "request_id": "r", "ops": (), "task": 1, "round": 2, **words}
+    return Message(tensors=tensors or {}, fields=fields or {}, **words)
 
 
 def sparse_at(size, *indices):
@@ -36,7 +36,7 @@ def framed(header, payload=b""):
     """A message with a valid frame and checksum around whatever is claimed."""
     if not isinstance(header, bytes):
         header = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    body = struct.pack("<4sHIQ", b"WEFT", 1, len(header), len(payload)) + header + payload
+    body = struct.pack("<4sHIQ", b"WEFT", 2, len(header), len(payload)) + header + payload
     return body + struct.pack("<I", zlib.crc32(body))
 
 
@@ -196,7 +196,7 @@ def test_messages_that_differ_are_not_equal():
 
 def test_the_smallest_message_byte_by_byte():
     wire = encode(message())
-    body = b"WEFT" + b"\x01\x00" + struct.pack("<I", len(EMPTY_HEADER)) + bytes(8) + EMPTY_HEADER
+    body = b"WEFT" + b"\x02\x00" + struct.pack("<I", len(EMPTY_HEADER)) + bytes(8) + EMPTY_HEADER
     assert wire == body + struct.pack("<I", zlib.crc32(body))
     assert weigh(wire) == {"header": (len(EMPTY_HEADER) + FRAME, 0)}
 
@@ -316,7 +316,7 @@ def test_numbers_at_the_limits_can_be_sent():
 
 @pytest.mark.parametrize(
     ("words", "why"),
-    [({"task": 1.0}, "step is not a whole"), ({"round": True}, "round is not a whole"), ({"sender": 3}, "sender is")],
+    [({"task": 1.0}, "task is not a whole"), ({"round": True}, "round is not a whole"), ({"sender": 3}, "sender is")],
 )
 def test_words_that_cannot_be_sent(words, why):
     with pytest.raises(WeftError, match=why):
@@ -380,7 +380,7 @@ def test_every_altered_byte_is_refused():
 def test_altered_frames_say_what_is_wrong():
     wire = small()
     refused(b"HTTP" + wire[4:], "does not begin with WEFT")
-    refused(b"WEFT\x02\x00" + wire[6:], "version 2, this weft reads 1")
+    refused(b"WEFT\x01\x00" + wire[6:], "version 1, this weft reads 2")
     refused(wire + b"\x00", "too long")
     refused(wire[:-1] + bytes([wire[-1] ^ 1]), "checksum is wrong")
     refused(b"", "expected at least 22 bytes, got 0")
@@ -447,7 +447,7 @@ def test_wrong_headers(header, why):
         ({"a\nb" * 50: 1}, "is unknown"),
         ({"sender": None}, "sender is not text"),
         ({"error": 0}, "error is not text"),
-        ({"task": 1.5}, "step is not a whole"),
+        ({"task": 1.5}, "task is not a whole"),
         ({"round": True}, "round is not a whole"),
         ({"round": 2**31}, "round is not a whole"),
         ({"ops": "train"}, "ops is not a list"),
@@ -557,7 +557,7 @@ def test_no_lie_makes_memory_grow():
         lying(b"\x00" * 99, [GAPS | {"count": LARGEST, "size": LARGEST}]),
         lying(b"\x00" * 99, [MASK | {"size": LARGEST}]),
         lying(b"\x00" * 99, [ROWS | {"segments": [[LARGEST, 1]]}]),
-        b"WEFT\x01\x00\xff\xff\xff\xff" + b"\xff" * 20,
+        b"WEFT\x02\x00\xff\xff\xff\xff" + b"\xff" * 20,
     ]
     tracemalloc.start()
     for wire in lies:

@@ -102,7 +102,7 @@ def test_a_file_that_failed_can_be_mended(tmp_path):
         ("no/such/file.py:Thing", "there is no file /"),
         ("no_such_module:Thing", "there is no module no_such_module on Python's path; install it, or name its file"),
         ("weft.no_such:Thing", "there is no module weft.no_such on Python's path"),
-        ("weft.errors:Problen", "weft.errors has no Problen; did you mean WeftError?"),
+        ("weft.errors:WeftErorr", "weft.errors has no WeftErorr; did you mean WeftError?"),
         ("thing.py", "'thing.py' cannot be looked up; write package.module:Name or path/to/file.py:Name"),
         (":Thing", "':Thing' cannot be looked up"),
         ("thing.py:", "'thing.py:' cannot be looked up"),
@@ -194,7 +194,7 @@ def test_a_script_is_loaded_by_another_process(tmp_path):
 
 
 def test_typed_in():
-    text = "from weft import named\nclass Thing: ...\nnamed.reference(Thing)"
+    text = "from weft import registry\nclass Thing: ...\nregistry.reference(Thing)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].endswith(
         "Thing was typed in; put it into a file, which other processes can load"

@@ -36,7 +36,7 @@ def test_a_plan_without_words_is_the_papers():
     assert (plan.scenario, plan.network, plan.method) == ("glyphs", "lenet", "fedweit")
     assert (plan.clients, plan.tasks, plan.rounds_per_task, plan.epochs_per_round) == (5, 10, 20, 1)
     assert (plan.clients_per_round, plan.batch_size, plan.seed, plan.device) == ("all", 100, 0, "auto")
-    for option in ("keep", "lambda_sparsity", "lambda_drift", "kb_size", "kb_from", "past", "without"):
+    for option in ("keep", "lambda_sparsity", "lambda_drift", "kb_size", "kb_from", "past", "ablate"):
         assert option in plan.method_options
 
 
@@ -108,14 +108,14 @@ def test_values_of_words():
 
 @pytest.mark.parametrize("word", ["a,m", "a, m", '["a","m"]', '"a,m"'])
 def test_without_is_a_list_of_words(word):
-    assert list(Plan.merge({}, [f"method.without={word}"]).method_options["without"]) == ["a", "m"]
+    assert list(Plan.merge({}, [f"method.ablate={word}"]).method_options["ablate"]) == ["a", "m"]
 
 
 def test_without_takes_every_ablation_of_the_paper():
     parts = ["b_comm", "a_comm", "a", "m", "l1", "l2"]
-    assert list(Plan(**{"method.without": parts}).method_options["without"]) == parts
-    assert list(Plan.merge({}, ["method.without=l2"]).method_options["without"]) == ["l2"]
-    assert list(Plan.merge({}, ["method.without="]).method_options["without"]) == []
+    assert list(Plan(**{"method.ablate": parts}).method_options["ablate"]) == parts
+    assert list(Plan.merge({}, ["method.ablate=l2"]).method_options["ablate"]) == ["l2"]
+    assert list(Plan.merge({}, ["method.ablate="]).method_options["ablate"]) == []
 
 
 def test_a_plan_by_name_and_by_run_folder(tmp_path):
@@ -217,7 +217,7 @@ OPTIONS = {
             "past": st.sampled_from(["frozen", "closed", "joint"]),
             "mask_start": st.floats(-1e300, 1e300),
             "mask_trained": st.booleans(),
-            "without": parts | parts.map(",".join),
+            "ablate": parts | parts.map(",".join),
         },
     ),
     "fedavg": st.fixed_dictionaries({}, optional={"average": st.sampled_from(["equal", "examples"])}),
@@ -269,10 +269,10 @@ def test_a_written_plan_reads_as_itself(tmp_path_factory, plan):
 
 
 def test_a_written_plan_is_complete():
-    text = Plan(**{"method.without": ["a", "m"]}).toml()
+    text = Plan(**{"method.ablate": ["a", "m"]}).toml()
     for line in ("clients = 5", 'clients_per_round = "all"', 'device = "auto"', '"method.keep" = 0.3'):
         assert line in text.splitlines()
-    assert '"method.without" = ["a", "m"]' in text
+    assert '"method.ablate" = ["a", "m"]' in text
     assert '"network.pool" = 3' in text
 
 
@@ -345,8 +345,8 @@ MISTAKES = [
     ("method.kb_size=-1", "method.kb_size: "),
     ("method.kb_size=most", "method.kb_size: .*all"),  # says that all is possible
     ("method.past=future", "method.past: .*'frozen', 'closed' or 'joint'"),
-    ("method.without=b", "method.without.*'b_comm'"),
-    ("method.without=3", "method.without"),
+    ("method.ablate=b", "method.ablate.*'b_comm'"),
+    ("method.ablate=3", "method.ablate"),
     ("scenario.classes_per_task=1", "scenario.classes_per_task: "),
     ("scenario.train=0", "scenario.train: "),
     # form

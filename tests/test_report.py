@@ -493,7 +493,7 @@ def test_a_test_that_was_never_answered_is_left_out(missed, finished, tmp_path):
     more_about(read_runs([folder])[0], Console(file=io.StringIO()))
 
 
-@pytest.mark.parametrize("how", ["tasks", "arrival"])
+@pytest.mark.parametrize("how", ["task_clocks", "updates"])
 def test_rounds_of_clients_with_clocks_of_their_own(how, tmp_path):
     """Some tasks take more rounds than the plan says, others fewer: each has a place of its own within its task."""
     folder = weft.run(tiny(rounds_per_task=4, **{"async": how}), tmp_path / "run").folder
@@ -508,7 +508,7 @@ def test_rounds_of_clients_with_clocks_of_their_own(how, tmp_path):
 
 @pytest.mark.slow
 def test_a_resumed_run_with_clocks_of_their_own_keeps_all_rounds(tmp_path):
-    whole = weft.run(tiny(rounds_per_task=4, **{"async": "arrival", "clock.spread": 3.0}), tmp_path / "whole").folder
+    whole = weft.run(tiny(rounds_per_task=4, **{"async": "updates", "clock.spread": 3.0}), tmp_path / "whole").folder
     lines = (whole / "journal.jsonl").read_text().splitlines()
     cut = next(place for place in range(len(lines) // 2, len(lines)) if '"event": "reply"' in lines[place])
     again = [lines[0], *lines[1:cut], json.dumps({"at": 0.0, "event": "resumed"}), *lines[cut - 3 :]]

@@ -219,7 +219,7 @@ def test_adaptation_is_the_mean_over_clients(made):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["none", "tasks", "arrival"])
+@pytest.mark.parametrize("way", ["none", "task_clocks", "updates"])
 def test_async_is_what_was_tested_last_by_the_work_done(way, made):
     """With two tasks there are two moments: half of the work, and all of it."""
     one = made("fig-async")
@@ -241,7 +241,7 @@ def test_transfer_is_the_mean_over_later_tasks_with_and_without(made):
     found = {line["round"]: line for line in one.lines() if line["row"] == "disjoint-with"}
     assert (found["1"]["tasks"], found["1"]["foreign"]) == ("glyphs, disjoint tasks", "with")
     assert float(found["1"]["validation_accuracy"]) == pytest.approx(wanted)
-    assert read_plan(one.run("cifar-without")).method_options["without"] == ["a_comm"]
+    assert read_plan(one.run("cifar-without")).method_options["ablate"] == ["a_comm"]
     assert "| Overlapped-CIFAR-100, after the first round |" in one.files[1].read_text()
 
 

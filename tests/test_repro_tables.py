@@ -83,7 +83,7 @@ def test_the_settings_of_the_papers_tables():
         (5, 1, 20),
     ]
     table = repro.load("table-ablation")
-    assert [table.plan_of(row, 0).method_options["without"] for row in table.rows] == [
+    assert [table.plan_of(row, 0).method_options["ablate"] for row in table.rows] == [
         [],
         ["b_comm"],
         ["a_comm"],

@@ -62,16 +62,16 @@ class Plan(BaseModel):
     shuffle: bool = True
     measured_model: Literal["own", "global"] = "own"  # after the client's last epoch, or after the next theta_G
     precision: Literal["auto", "float32", "half", "int8"] = "auto"  # of values on the wire; auto: each method's own
-    # tasks: rounds in step, but a task takes each client another number of them; arrival: no common rounds either
-    asynchronous: Literal["none", "tasks", "arrival"] = Field("none", alias="async")
+    # task_clocks: rounds in step, but a task takes each client another number of them; updates: no common rounds either
+    asynchronous: Literal["none", "task_clocks", "updates"] = Field("none", alias="async")
     rounds_spread: float = Field(0.5, ge=0, lt=1)  # async: a task takes rounds_per_task, give or take this share
-    staleness_exponent: float = Field(0.5, ge=0)  # arrival: an answer counts (1 + staleness) ** -this
-    staleness_bound: int | Literal["auto"] = "auto"  # arrival: a staler one is refused; auto: ten times the clients
+    staleness_exponent: float = Field(0.5, ge=0)  # updates: an answer counts (1 + staleness) ** -this
+    staleness_bound: int | Literal["auto"] = "auto"  # updates: a staler one is refused; auto: ten times the clients
     quorum: int | Literal["all"] = "all"  # a round is over when so many have answered ...
     deadline: Annotated[float, Field(gt=0)] | Literal["none"] = "none"  # ... or after so many seconds
     late: Literal["next", "drop"] = "next"  # a later answer counts in the round in which it comes, or not at all
     aggregation: Literal["mean", "median", "clip"] = "mean"  # of a round's answers: see robust.py
-    norm_bound: float = Field(100.0, gt=0)  # a tensor of a larger norm, in initial bodies, is refused
+    max_update_norm: float = Field(100.0, gt=0)  # a tensor of a larger norm, in initial bodies, is refused
     clock: Clock = Field(default_factory=lambda: Clock.model_validate({}))
     faults: Faults = Field(default_factory=lambda: Faults.model_validate({}))
     loss: str | None = None  # of one's own, as file.py:Name; unset, the cross entropy of classes
@@ -128,10 +128,10 @@ class Plan(BaseModel):
             except ValidationError as error:
                 raise WeftError(explain(error, options, prefix=f"{part}.")) from None
             object.__setattr__(self, f"{part}_options", complete)
-        if self.asynchronous == "arrival":
+        if self.asynchronous == "updates":
             why = methods.load(self.method, self.method_options).why_not_as_it_comes()
             if why:
-                raise WeftError(f"{self.method} cannot run with async=arrival: {why}; choose async=tasks or none")
+                raise WeftError(f"{self.method} cannot run with async=updates: {why}; choose async=task_clocks or none")
 
     def _check_times(self) -> None:
         """Who waits for whom."""
@@ -144,13 +144,13 @@ class Plan(BaseModel):
             object.__setattr__(self, "staleness_bound", 10 * self.clients)
         elif self.staleness_bound < 0:
             raise WeftError(f"staleness_bound is {self.staleness_bound}; choose 0 or more, or auto")
-        if self.asynchronous != "arrival":
+        if self.asynchronous != "updates":
             return
         for key, value in (("clients_per_round", "all"), ("quorum", "all"), ("aggregation", "mean")):
             if getattr(self, key) != value:
-                raise WeftError(f"{key} is for rounds, and with async=arrival there are none; leave {key}={value}")
+                raise WeftError(f"{key} is for rounds, and with async=updates there are none; leave {key}={value}")
         if self.faults.drop and self.deadline == "none":
-            raise WeftError("with async=arrival and faults.drop somebody has to notice a lost answer; set a deadline")
+            raise WeftError("with async=updates and faults.drop somebody has to notice a lost answer; set a deadline")
 
     def _check_measures(self) -> None:
         """What is minimised, and what is measured."""

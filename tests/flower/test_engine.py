@@ -43,12 +43,12 @@ def test_equal_though_answers_fail_and_are_lost(tmp_path, local):
 
 
 def test_equal_to_the_local_engine_with_task_clocks(tmp_path):
-    clocks = {"async": "tasks", "rounds_spread": 0.5}
+    clocks = {"async": "task_clocks", "rounds_spread": 0.5}
     local = weft.run(weft.Plan.merge({**TINY, **clocks}), tmp_path / "local")
     assert outcome(run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **clocks)) == outcome(local.folder)
 
 
-@pytest.mark.parametrize("how", [{"async": "arrival"}, {"quorum": 1, "deadline": 60.0}], ids=str)
+@pytest.mark.parametrize("how", [{"async": "updates"}, {"quorum": 1, "deadline": 60.0}], ids=str)
 def test_every_task_is_learned_as_answers_arrive(tmp_path, how):
     folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **how)
     assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
@@ -105,7 +105,7 @@ def test_a_site_that_was_waited_for_already_is_not_waited_for_again(tmp_path):
     assert found.clients() == [0, 1]
 
 
-@pytest.mark.parametrize("how", [{}, {"async": "tasks"}, {"async": "arrival"}, {"deadline": 60.0}], ids=str)
+@pytest.mark.parametrize("how", [{}, {"async": "task_clocks"}, {"async": "updates"}, {"deadline": 60.0}], ids=str)
 def test_a_run_without_a_site_that_is_not_there(tmp_path, still, how):
     folder = tmp_path / "run"
     Record.create(folder, weft.Plan.merge({**TINY, **how})).close()

@@ -37,7 +37,7 @@ def gone_from(when: int) -> Callable[[int, Message], Message | None]:
     return spoil
 
 
-@pytest.mark.parametrize("how", ["none", "tasks", "arrival"])
+@pytest.mark.parametrize("how", ["none", "task_clocks", "updates"])
 def test_a_run_ends_though_a_site_leaves(tmp_path, how):
     folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"], gone_from(3)), **{"async": how})
     assert weft.Result(folder).accuracy > 0
@@ -75,7 +75,7 @@ def test_numbers_of_any_name_do_no_harm(tmp_path, name):
     assert all(event["at"] > 1e9 for event in told)
 
 
-@pytest.mark.parametrize("how", ["none", "arrival"])
+@pytest.mark.parametrize("how", ["none", "updates"])
 def test_a_site_whose_envelopes_are_broken_is_an_incident(tmp_path, how):
     def spoil(_: int, message: Message) -> Message | None:
         bad = Answered(b"", float("nan"))

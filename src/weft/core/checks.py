@@ -54,7 +54,9 @@ class Inspector:
     @staticmethod
     def of(method: Method, layout: Layout, initial: torch.Tensor, plan: Plan) -> Inspector:
         metrics = frozenset(map(short, plan.metrics.split(","))) if plan.metrics is not None else frozenset()
-        return Inspector(layout, method, forms_of(method, layout), plan.norm_bound * float(initial.norm()), metrics)
+        return Inspector(
+            layout, method, forms_of(method, layout), plan.max_update_norm * float(initial.norm()), metrics
+        )
 
     @property
     def merged(self) -> set[str] | None:
@@ -100,9 +102,7 @@ class Inspector:
             values = tensor if isinstance(tensor, torch.Tensor) else tensor.values
             norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
             if not norm <= self.largest_norm:
-                return (
-                    f"tensor {name!r} has the norm {norm:.3g}, at most {self.largest_norm:.3g} is let in (norm_bound)"
-                )
+                return f"tensor {name!r} has the norm {norm:.3g}, above {self.largest_norm:.3g} (max_update_norm)"
         fault = "" if self.forms is None else self.method.fault(tensors, visit.told, self.layout)
         return f"what it sends {fault}" if fault else ""
 

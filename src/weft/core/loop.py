@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper, for any method: the only loop over tasks and rounds.
 
-`Federation.run` is the algorithm: in rounds, where with async=tasks each client has a task clock of its own, or, with
-async=arrival, with no rounds at all; task_end.py has what is still to do when a task is over. The loop knows no method
+`Federation.run` is the algorithm: in rounds, where with async=task_clocks each client has its own task clock, or, with
+async=updates, with no rounds at all; task_end.py has what is still to do when a task is over. The loop knows no method
 and no engine. It decides who is asked for what and when replies are merged; every request and reply is encoded to bytes
 and weighed in the ledger, and every reply is checked before it is used: one that is late, missing or wrong is an
 incident, and the run goes on without it.
@@ -39,7 +39,7 @@ class Progress:
     """Where the run is, what the server knows of each client, and what a summary needs."""
 
     step: int = 0  # the tasks before it are over for everybody
-    round: int = 0  # rounds done, counted through the whole run; with async=arrival, answers and lost answers
+    round: int = 0  # rounds done, counted through the whole run; with async=updates, answers and lost answers
     images: int = 0  # trained on so far
     seconds: float = 0.0  # worked so far, in all sessions
     validation: dict[str, float] = field(default_factory=dict)  # by "client/step", at the task's end
@@ -51,8 +51,8 @@ class Progress:
     finished: dict[str, int] = field(default_factory=dict)
     tested: dict[str, int] = field(default_factory=dict)
     out: dict[str, Visit] = field(default_factory=dict)  # asked and not answered, by request id
-    places: dict[str, list[int]] = field(default_factory=dict)  # async=arrival: by client, its task and its round
-    merges: int = 0  # async=arrival: answers that theta_G is made of
+    places: dict[str, list[int]] = field(default_factory=dict)  # async=updates: by client, its task and its round
+    merges: int = 0  # async=updates: answers that theta_G is made of
     incidents: dict[str, int] = field(default_factory=dict)  # by client, how often something went wrong
     dismissed: list[int] = field(default_factory=list)  # clients that have left in good order
     asked: dict[str, int] = None  # type: ignore[assignment] # by client, the last task that it was asked to learn
@@ -90,7 +90,7 @@ class Federation:
 
     def run(self) -> None:
         """Algorithm 1, from where `progress` stands. Line 1 (B_c starts as theta_G) is a method's `join`."""
-        if self.plan.asynchronous == "arrival":
+        if self.plan.asynchronous == "updates":
             self.run_as_answers_arrive()
             return
         schedule, progress = self.schedule, self.progress
@@ -290,7 +290,7 @@ class Federation:
         return out.get(request_id) or next((visit for visit in out.values() if visit.client == client), None)
 
     def _requests(self, asked: list[Visit]) -> Iterator[Request]:
-        arrival = self.plan.asynchronous == "arrival"
+        arrival = self.plan.asynchronous == "updates"
         for planned in asked:
             at = self.progress.merges if arrival else self.progress.round
             visit = planned._replace(at=at, sent=self.engine.now())

@@ -1,7 +1,7 @@
 """Who learns which task in which round, and what a client is asked for: functions of the plan, with nothing remembered.
 
-Rounds are counted through the whole run. A client's task takes `rounds_per_task` of them, or, with async=tasks or
-arrival, as many more or fewer as its seed says; what all its tasks take together is always the same.
+Rounds are counted through the whole run. A client's task takes `rounds_per_task` of them, or, with async=task_clocks or
+updates, as many more or fewer as its seed says; what all its tasks take together is always the same.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Clocked:
         self._clock = Clock(plan.clock, plan.seed)
         # where all answers are waited for and none can fail, it does not matter who is first: nothing is held back
         self._ordered = (
-            plan.asynchronous == "arrival" or plan.quorum != "all" or plan.deadline != "none" or plan.faults.any
+            plan.asynchronous == "updates" or plan.quorum != "all" or plan.deadline != "none" or plan.faults.any
         )
         state = saved.clock if saved is not None else {}
         self._now: float = state.get("now", 0.0)

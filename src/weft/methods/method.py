@@ -142,7 +142,7 @@ class Method:
         """Merge one round's replies, which come sorted by client."""
 
     def absorb(self, server: State, reply: Message, weight: float) -> None:
-        """Merge one answer as it comes, without a round (async=arrival); a weight of 1 puts it in place of theirs."""
+        """Merge one answer as it comes, without a round (async=updates); a weight of 1 puts it in place of theirs."""
 
     def why_not_as_it_comes(self) -> str:
         """Why answers cannot be merged one by one, if they cannot."""

@@ -17,7 +17,7 @@ def _rows(*methods: str) -> tuple[Row, ...]:
 
 
 def _without(*parts: str) -> tuple[Row, ...]:
-    return tuple(Row(f"without-{part}", "fedweit", {"method.without": part}) for part in parts)
+    return tuple(Row(f"without-{part}", "fedweit", {"method.ablate": part}) for part in parts)
 
 
 def methods_glyphs() -> Table:
@@ -124,8 +124,8 @@ def table_regularizers() -> Table:
         plan="noniid-35",
         rows=(
             Row("fedweit", "fedweit"),
-            Row("without-l1", "fedweit", {"method.without": "l1", **all_of_a}),
-            Row("without-l2", "fedweit", {"method.without": "l2"}),
+            Row("without-l1", "fedweit", {"method.ablate": "l1", **all_of_a}),
+            Row("without-l2", "fedweit", {"method.ablate": "l2"}),
         ),
         published=paper.REGULARIZERS,
         measures=("accuracy", "forgetting", "backward_transfer", "up", "down", "model"),

@@ -188,7 +188,7 @@ def _by_number(table: dict[str, Any]) -> dict[int, Any]:
 
 def _work_units(schedule: Schedule, progress: Progress) -> tuple[int, int]:
     """Rounds of one client, done and in all: the length of a progress bar."""
-    if schedule.plan.asynchronous == "arrival":
+    if schedule.plan.asynchronous == "updates":
         return progress.round, sum(map(sum, schedule.lengths))
     each = [len(schedule.working(round_index)) for round_index in range(schedule.rounds)]
     return sum(each[: progress.round]), sum(each)

@@ -43,7 +43,7 @@ RECOUNTED = 40  # batches: with torch's momentum of 0.1 they leave 0.9^40 = 1.5 
 
 
 def words(value: Any) -> Any:
-    """`without=a,m` on the command line is the list of two words."""
+    """`ablate=a,m` on the command line is the list of two words."""
     if isinstance(value, str):
         value = [word.strip() for word in value.split(",") if word.strip()]
     return tuple(value) if isinstance(value, list) else value
@@ -70,7 +70,7 @@ class Options(method.Options):
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
     # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send
     adaptive_origin: Literal["start", "zero"] = "start"
-    without: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # the paper's ablations
+    ablate: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # the paper's ablations
 
 
 @dataclass
@@ -111,12 +111,12 @@ class APD(Method):
                 client.archive[f"adaptive_before/{step}"] = client.archive[f"adaptive/{step}"]
 
     def open(self, client: State, lesson: Lesson) -> DecomposedWork:
-        network, layout, without = lesson.network, lesson.layout, self.options.without
+        network, layout, ablate = lesson.network, lesson.layout, self.options.ablate
         device, weights = network.vector.device, lesson.layout.weights
         network.vector[weights:] = client.tensor("private")
         work = DecomposedWork(network, {}, {}, layout=layout, first_task=lesson.step == 0)
         work.origin = self._origin(lesson)
-        trained = ["base", *(["mask"] if "m" not in without else []), *(["adaptive"] if "a" not in without else [])]
+        trained = ["base", *(["mask"] if "m" not in ablate else []), *(["adaptive"] if "a" not in ablate else [])]
         for name in trained:
             work.variables[name] = client.tensor(name).to(device)  # the client's own memory: learned in place
         work.foreign = self.foreign(client, None, lesson)
@@ -144,7 +144,7 @@ class APD(Method):
         work.reference = client.tensor("reference").to(device)
         work.past_masks = [self._archived(client, f"mask/{step}").to(device) for step in past_steps]
         work.mask_squares = torch.stack(work.past_masks).square().sum(dim=0)
-        if self.options.past == "frozen" or "a" in self.options.without:
+        if self.options.past == "frozen" or "a" in self.options.ablate:
             return
         past = [self._archived(client, f"adaptive/{step}").to(device) for step in past_steps]
         before = [self._archived(client, f"adaptive_before/{step}").to(device) for step in past_steps]
@@ -183,11 +183,11 @@ class APD(Method):
         """The gradients of Eq. 2's regularisers; l1 on A is left to `constrain` where it is proximal."""
         assert isinstance(work, DecomposedWork)
         v, g, options = work.variables, work.gradients, self.options
-        if options.sparsify == "gradient" and "l1" not in options.without:
+        if options.sparsify == "gradient" and "l1" not in options.ablate:
             for name in v:
                 if name.startswith("adaptive"):
                     g[name].add_(v[name].sign(), alpha=options.lambda_sparsity)
-        if options.lambda_mask and "l1" not in options.without and "mask" in v:
+        if options.lambda_mask and "l1" not in options.ablate and "mask" in v:
             mask = self._mask(v["mask"])
             assert mask is not None
             g["mask"].add_(mask.sign() * self._mask_slope(mask), alpha=options.lambda_mask)
@@ -211,7 +211,7 @@ class APD(Method):
         drift_gradient(work.layout, change, mask_squares, masked, weight, g["base"])
 
     def constrain(self, work: Work, rate: float) -> None:
-        if self.options.sparsify == "proximal" and "l1" not in self.options.without:
+        if self.options.sparsify == "proximal" and "l1" not in self.options.ablate:
             for name, value in work.variables.items():
                 if name.startswith("adaptive"):
                     soft_threshold(value, rate * work.rates.get(name, 1.0) * self.options.lambda_sparsity)
@@ -227,9 +227,9 @@ class APD(Method):
             else:
                 # copied only if it lies in the network, which serves others next; the rest is this round's own
                 client.tensors[name] = value.detach().clone().cpu() if name == "private" else value.detach().cpu()
-        if self.options.past == "closed" and work.reference is not None and "a" not in self.options.without:
+        if self.options.past == "closed" and work.reference is not None and "a" not in self.options.ablate:
             change = work.variables["base"] - work.reference
-            threshold = 0.0 if "l1" in self.options.without else self.options.lambda_sparsity / (2 * self._lambda_drift)
+            threshold = 0.0 if "l1" in self.options.ablate else self.options.lambda_sparsity / (2 * self._lambda_drift)
             for step, mask in zip(work.past_steps, work.past_masks, strict=True):
                 before = self._archived(client, f"adaptive_before/{step}").to(change.device)
                 best = retroactive(work.layout, before, change, mask, threshold)
@@ -296,7 +296,7 @@ class APD(Method):
     # ---- small parts -------------------------------------------------------------------------------------------------
 
     def _start(self, lesson: Lesson) -> torch.Tensor:
-        share = 0.0 if "a" in self.options.without else self.options.adaptive_start
+        share = 0.0 if "a" in self.options.ablate else self.options.adaptive_start
         return start_of_adaptive(lesson.network, lesson.plan.seed, share)
 
     def _origin(self, lesson: Lesson) -> torch.Tensor | None:
@@ -314,11 +314,11 @@ class APD(Method):
 
     @property
     def _lambda_drift(self) -> float:
-        return 0.0 if "l2" in self.options.without else self.options.lambda_drift
+        return 0.0 if "l2" in self.options.ablate else self.options.lambda_drift
 
     def _mask(self, learned: torch.Tensor | None) -> torch.Tensor | None:
         """m from what is learned; None stands for m = 1."""
-        if learned is None or "m" in self.options.without:
+        if learned is None or "m" in self.options.ablate:
             return None
         return learned.sigmoid() if self.options.mask == "sigmoid" else learned
 

@@ -46,7 +46,7 @@ class Options(apd.Options):
     keep: float = Field(0.3, gt=0, le=1)  # the share of each layer's rows that is sent; 30 % in the paper
     # which rows these are: the next in turn, the same for all clients of a round (docs/experiments.md), or those with
     # the strongest mask, as the sources have it
-    rows: Literal["turns", "strongest"] = "turns"
+    rows: Literal["round_robin", "strongest"] = "round_robin"
     send: Literal["base", "product"] = "base"  # the kept rows of B, or of B * m
     # a row's sum by how many sent it, or by all that took part; anchored: by all, those silent counted as theta_G's
     divide: Literal["senders", "clients", "anchored"] = "senders"
@@ -54,12 +54,12 @@ class Options(apd.Options):
     kb_size: Annotated[int, Field(ge=0)] | Literal["all"] = 5  # foreign A's that a client is given for a task
     kb_from: Literal["all", "last"] = "all"  # out of all past tasks (3.3), or the last one's alone (3.4)
     kb_own: bool = False  # may a client's own past A be among them?
-    kb_givers: Literal["all", "chosen"] = "all"  # every client gives its A (line 11), or those of the last round
+    kb_clients: Literal["all", "chosen"] = "all"  # every client gives its A (line 11), or those of the last round
     share: Annotated[int, Field(ge=1)] | Literal["all", "nothing"] = "all"  # of A: all, its strongest rows, or nothing
     attention_start: Literal["even", "random"] = "even"  # 1/n, appendix A
     attention_rate: float = Field(1.0, ge=0, le=1e4)  # how many times faster alpha is learned than the weights
     drift_from: Literal["own", "received"] = "own"  # B(t-1): before theta_G first overwrites it, or after
-    without: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # type: ignore[assignment] # more than APD has
+    ablate: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # type: ignore[assignment] # more than APD has
 
 
 class FedWeIT(APD):
@@ -100,7 +100,7 @@ class FedWeIT(APD):
             "method.kb_size": "all",
             "method.kb_from": "last",
             "method.kb_own": True,
-            "method.kb_givers": "chosen",
+            "method.kb_clients": "chosen",
             "method.adaptive_origin": "zero",
             "method.adaptive_rate": 1.0,
             "method.adaptive_rank": "size",
@@ -130,9 +130,9 @@ class FedWeIT(APD):
     def open_server(self, server: State, initial: torch.Tensor, layout: Layout, plan: Plan) -> None:
         everything = torch.ones(layout.rows, dtype=torch.bool)
         server.tensors["global"] = tensors.Rows.of(initial[: layout.weights], layout.segments, everything)
-        if self.options.divide == "anchored" or self.options.rows == "turns":
+        if self.options.divide == "anchored" or self.options.rows == "round_robin":
             server.tensors["anchor"] = initial[: layout.weights].clone()  # theta_G whole; changed rows are sent
-        if self.options.rows == "turns":
+        if self.options.rows == "round_robin":
             server.tensors["changed"] = torch.zeros(layout.rows)  # for each row, how many merges there were by then
             server.numbers |= {"merges": 0, "told": {}}  # and by client, of how many it has been told
         if self.options.biases == "shared":
@@ -143,13 +143,13 @@ class FedWeIT(APD):
         """Alg. 1 line 6: theta_G, and kb^(t) with it if the client meets it first."""
         sent: dict[str, Payload] = {}
         numbers: dict[str, Any] = {}
-        if "b_comm" not in self.options.without:
+        if "b_comm" not in self.options.ablate:
             sent = {name: server.tensors[name] for name in ("global", "biases") if name in server.tensors}
-            if self.options.rows == "turns":
+            if self.options.rows == "round_robin":
                 sent["global"] = self._news(server, client)
                 numbers["turn"] = merges = server.numbers["merges"]
                 if (
-                    plan.asynchronous == "arrival"
+                    plan.asynchronous == "updates"
                 ):  # as many as there are clients make a turn, since there are no rounds
                     numbers |= {"turn": merges // plan.clients, "merges": merges}
         if first:
@@ -218,7 +218,7 @@ class FedWeIT(APD):
         else:
             divide: Literal["senders", "all"] = "senders" if self.options.divide == "senders" else "all"
             mean = average(parts, weights, divide)
-            if self.options.rows == "turns":
+            if self.options.rows == "round_robin":
                 mean = tempered(mean, server.tensor("anchor"), parts)
         self._note(server, mean)
         if self.options.biases == "shared":
@@ -226,7 +226,7 @@ class FedWeIT(APD):
 
     def absorb(self, server: State, reply: Message, weight: float) -> None:
         part = reply.tensors.get("base")
-        if self.options.rows == "turns" and isinstance(part, tensors.Rows):  # theta_G where the answer brings rows
+        if self.options.rows == "round_robin" and isinstance(part, tensors.Rows):  # theta_G where the reply has rows
             server.tensors["global"] = tensors.Rows.of(server.tensor("anchor"), part.segments, part.kept)
         absorb(server, reply, weight)
         if isinstance(part, tensors.Rows):
@@ -247,7 +247,7 @@ class FedWeIT(APD):
         return "" if divide == "senders" else f"method.divide={divide} divides by the clients of a round"
 
     def expected(self, layout: Layout) -> dict[str, Form] | None:
-        found = {} if "b_comm" in self.options.without else {"base": Form("rows", layout.weights)}
+        found = {} if "b_comm" in self.options.ablate else {"base": Form("rows", layout.weights)}
         if found and self.options.biases == "shared":
             found["biases"] = Form("dense", layout.body - layout.weights)
         return found | ({"adaptive": Form("sparse", layout.weights, once=True)} if self._shares_adaptive else {})
@@ -257,10 +257,10 @@ class FedWeIT(APD):
         part = sent.get("base")
         if not isinstance(part, tensors.Rows):
             return ""
-        if "m" in self.options.without:
-            return "" if part.kept.all() else "has not all rows (method.without=m)"
+        if "m" in self.options.ablate:
+            return "" if part.kept.all() else "has not all rows (method.ablate=m)"
         wanted = rows_in_turn(layout, told.get("turn", 0), self.options.keep)
-        if self.options.rows == "turns":
+        if self.options.rows == "round_robin":
             return "" if torch.equal(part.kept, wanted) else "has other rows than those that are in turn"
         for layer in layout.layers:  # which ones is the client's choice, how many is not
             if part.kept[layer.row_span].sum() > wanted[layer.row_span].sum():
@@ -268,7 +268,7 @@ class FedWeIT(APD):
         return ""
 
     def wants_gift(self, chosen_last: bool) -> bool:
-        return self._shares_adaptive and (chosen_last or self.options.kb_givers == "all")
+        return self._shares_adaptive and (chosen_last or self.options.kb_clients == "all")
 
     def collect(self, server: State, client: int, step: int, reply: Message) -> None:
         """Alg. 1 line 11: kb <- kb + {A^(t)_j}. An A without values is that of a task that was never learned."""
@@ -333,15 +333,15 @@ class FedWeIT(APD):
 
     def contribute(self, client: State, lesson: Lesson) -> dict[str, Payload]:
         """Alg. 1 line 8: some rows of B, or of B * m."""
-        if "b_comm" in self.options.without:
+        if "b_comm" in self.options.ablate:
             return {}
         biases = {name: value.clone() for name, value in self.shared(client.tensors, lesson.layout).items()}
         del biases["base"]
         layout, mask = lesson.layout, self._mask(client.tensor("mask"))
         value = client.tensor("base")
         kept = torch.ones(layout.rows, dtype=torch.bool)
-        if "m" not in self.options.without and mask is not None:
-            if self.options.rows == "turns":
+        if "m" not in self.options.ablate and mask is not None:
+            if self.options.rows == "round_robin":
                 kept = rows_in_turn(layout, client.numbers.get("turn", 0), self.options.keep)
             else:
                 kept = strongest_rows(layout, mask, self.options.keep)
@@ -362,7 +362,7 @@ class FedWeIT(APD):
 
     @property
     def _shares_adaptive(self) -> bool:
-        return not {"a", "a_comm"} & set(self.options.without)
+        return not {"a", "a_comm"} & set(self.options.ablate)
 
 
 def tempered(mean: Payload, anchor: torch.Tensor, parts: list[Payload]) -> Payload:

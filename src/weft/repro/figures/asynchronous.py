@@ -17,7 +17,7 @@ from weft.runs.folder import read_plan
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-WAYS = ("none", "tasks", "arrival")
+WAYS = ("none", "task_clocks", "updates")
 CLOCK = {"clock.spread": 3.0, "clock.jitter": 0.2}  # the slowest client takes up to three times as long as the fastest
 END = 1.0  # all work is done
 
@@ -34,8 +34,8 @@ def figure() -> Figure:
         ),
         note="The mean over clients of the accuracy over the tasks that each has finished, as last tested, against the "
         "share of all training images that all clients together have seen by then. In step, everybody changes tasks at "
-        "once; with `tasks` each client has a task clock of its own, as in the paper's asynchronous setting; with "
-        "`arrival` there are no rounds either, and the slowest client takes up to three times as long as the fastest. "
+        "once; with `task_clocks` each client has its own task clock, as in the paper's asynchronous setting; with "
+        "`updates` there are no rounds either, and the slowest client takes up to three times as long as the fastest. "
         "Each client works the same number of rounds every way. Early points are the mean of those clients alone that "
         "have finished a task by then. The paper's figure is of NonIID-50, which has faces too.",
         scale="paper",

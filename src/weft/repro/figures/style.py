@@ -71,8 +71,8 @@ FACES = {
     "cifar10": Face("receiving from CIFAR-10", RED, "s"),
     "nobody": Face("receiving from nobody", BLACK, "D", ":"),
     "none": Face("in step", BLACK, "D", ":"),
-    "tasks": Face("own task clocks", BLUE, "^"),
-    "arrival": Face("as answers arrive", RED, "o"),
+    "task_clocks": Face("own task clocks", BLUE, "^"),
+    "updates": Face("as answers arrive", RED, "o"),
     "with": Face("with foreign A's", RED, "o"),
     "without": Face("without", BLACK, "D", ":"),
 }

@@ -17,7 +17,7 @@ from weft.runs.folder import read_plan
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture
 
-WAYS: dict[str, dict[str, str]] = {"with": {}, "without": {"method.without": "a_comm"}}
+WAYS: dict[str, dict[str, str]] = {"with": {}, "without": {"method.ablate": "a_comm"}}
 TASKS: dict[str, tuple[str, dict[str, str]]] = {  # where: plan, and what is changed in it
     "cifar": ("overlapped-cifar100", {}),
     "overlapping": ("methods", {"scenario.sharing": "overlapping"}),
