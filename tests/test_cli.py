@@ -26,6 +26,7 @@ from cli_helpers import (
 from rich.console import Console
 
 from weft import Plan, methods, networks, scenarios
+from weft.cli.common import ProgressDisplay
 from weft.plan import ready_plans
 from weft.report import screens
 
@@ -475,7 +476,7 @@ def test_a_terminal_gets_a_bar(tmp_path, plan_file):
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown)
     assert re.search(r"client [012]\b.*task \d.*round \d", plain)
     assert re.search(r"\d+ ?%", plain)
-    assert re.search(r"left +(\d+:\d\d:\d\d|\d+:\d\d)", plain)  # a time, not only -:--:--
+    assert re.search(r"about \d+ s left", plain)
     assert "fedweit" in plain
     assert "100 %" in plain
     assert "\x1b" not in (tmp_path / "out").read_text()
@@ -498,13 +499,13 @@ def read_all(screen: int, seconds: float) -> str:
     return b"".join(pieces).decode(errors="replace")
 
 
-def bars(terminal: bool) -> tuple[screens.Bars, io.StringIO]:
+def progress_display(terminal: bool) -> tuple[ProgressDisplay, io.StringIO]:
     file = io.StringIO()
-    return screens.Bars(Console(file=file, force_terminal=terminal, width=100)), file
+    return ProgressDisplay(Console(file=file, force_terminal=terminal, width=100)), file
 
 
 def test_a_long_run_is_announced():
-    shown, file = bars(terminal=False)
+    shown, file = progress_display(terminal=False)
     with shown:
         shown.started(tiny(), 0, 12, 95.0)
     assert "3 clients x 2 tasks x 2 rounds" in file.getvalue()
@@ -512,10 +513,23 @@ def test_a_long_run_is_announced():
 
 
 def test_a_short_run_is_not():
-    shown, file = bars(terminal=False)
+    shown, file = progress_display(terminal=False)
     with shown:
         shown.started(tiny(), 0, 12, 2.0)
     assert file.getvalue() == ""
+
+
+def test_an_experiment_has_a_bar_for_all_runs_with_the_time_left():
+    shown, file = progress_display(terminal=True)
+    with shown:
+        shown.experiment_started(3, ["fedavg", "stl"], {"stl": [100.0]})
+        shown.run_started("fedavg", 0)
+        shown.started(tiny(method="fedavg"), 0, 12, 20.0)
+        shown.answered(0, 1, 1, {"images": 20})
+        shown.run_finished("fedavg", 0.5, 20.0)
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
+    assert "2 of 3 runs" in plain
+    assert "about 1 min 40 s left" in plain
 
 
 def test_summaries_hold_the_times_that_may_differ(finished):

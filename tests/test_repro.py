@@ -22,9 +22,9 @@ from cli_helpers import TINY, Outcome, assert_one_line, journal_lines, tiny, unt
 
 import weft.cli.app
 from weft import Plan, repro
+from weft.cli.common import ProgressDisplay
 from weft.repro import Row, Table, tables, writing
 from weft.repro.figures import cost
-from weft.repro.screens import TableBars
 from weft.repro.store import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
 
 pytest_plugins = ["cli_helpers"]
@@ -104,8 +104,8 @@ def test_all_of_it_and_then_nothing(made):
         assert int(line["c2s_bytes"]) == result.traffic["c2s"]["bytes"]
         assert line["plan_hash"] == short_hash((folder / "plan.toml").read_text())
     assert Plan.load(Path("runs/repro/tiny/avg-fast-s0")).learning_rate == 0.01
-    assert "3 of 3 runs over" in outcome.err
-    assert re.search(r"1 of 3 runs over, about \d+ s left", outcome.err)
+    assert "3 of 3 runs finished" in outcome.err
+    assert re.search(r"1 of 3 runs finished, about \d+ s left", outcome.err)
     assert outcome.out.splitlines()[-3:] == [f"results/tiny.{kind}" for kind in ("csv", "md", "tex")]
     assert max(map(len, outcome.out.splitlines())) <= 80
     files, made_then = {kind: written(kind) for kind in ("csv", "md", "tex")}, runs_made()
@@ -253,14 +253,14 @@ def test_stopped_and_gone_on_with(made, monkeypatch):
     answers = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]
     count = 0
 
-    def answered(bars: TableBars, *_: Any) -> None:
+    def answered(bars: ProgressDisplay, *_: Any) -> None:
         nonlocal count
         count += 1
         if count == answers + answers // 2:  # in the second run
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(TableBars, "answered", answered)
+        patch.setattr(ProgressDisplay, "answered", answered)
         outcome = made()
     assert outcome.code == 130
     assert "seconds is saved, and the same command goes on with it: weft repro tiny --workers 1" in outcome.err
@@ -282,10 +282,10 @@ def test_stopped_before_the_first_run_is_over_nothing_has_changed(made, monkeypa
     shutil.rmtree("runs/repro/tiny/stl-s0")
     before = {kind: written(kind) for kind in ("csv", "md", "tex")}
 
-    def answered(bars: TableBars, *_: Any) -> None:
+    def answered(bars: ProgressDisplay, *_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TableBars, "answered", answered)
+    monkeypatch.setattr(ProgressDisplay, "answered", answered)
     assert made().code == 130
     assert {kind: written(kind) for kind in before} == before
 

@@ -20,7 +20,7 @@ from weft.errors import WeftError
 from weft.metrics import spread
 from weft.report import screens
 from weft.repro import Row, Table, desk, writing
-from weft.repro.screens import TableBars, rows
+from weft.repro.screens import rows
 from weft.repro.store import Results, csv_text, line_of, read_csv, short_hash
 
 pytest_plugins = ["cli_helpers"]
@@ -184,20 +184,6 @@ def test_long_names_fit_eighty_columns(by_hand):
     assert " 0.150 " in text, "forgetting without its deviation, which the files have"
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_a_terminal_gets_two_bars_with_the_time_left():
-    file = io.StringIO()
-    with TableBars(Console(file=file, force_terminal=True, width=110)) as bars:
-        bars.table_started(3, ["fedavg", "stl"], {"stl": [100.0]})
-        bars.run_started("fedavg")
-        bars.started(tiny(method="fedavg"), 0, 12, 20.0)
-        bars.answered(0, 1, 1, {"images": 20})
-        bars.run_over("fedavg", 0, 0.5, 20.0)
-    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", file.getvalue())
-    assert "table" in plain
-    assert "2 of 3 runs" in plain
-    assert "about 1 min 40 s left" in plain
 
 
 def test_the_mean_over_seeds_of_weft_run(finished):

@@ -5,7 +5,6 @@ Errors that a person can mend go to stderr in one line, with exit code 2. With -
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -19,19 +18,17 @@ from typing import Annotated, Any
 import click
 import typer
 import typer.core
-from rich.console import Console
 from rich.padding import Padding
 
 from weft import repro, scenarios
 from weft.cli import bench, data, export, hub, listing, report, site
-from weft.cli.data import DataDir
+from weft.cli.common import AsJson, DataDir, ProgressDisplay, notes, out, print_json, say
 from weft.engines.workers import Crew
 from weft.errors import WeftError, nearest
 from weft.plan import Plan, ready_plans
 from weft.report import screens
 from weft.repro.outcome import outcome_of
 from weft.repro.runner import Request, reproduce
-from weft.repro.screens import TableBars
 from weft.runs.folder import accuracy_matrices, read_measures, read_plan, read_rows, read_summary, way_on
 from weft.runs.run import SAVE_EVERY, fresh_folder, is_over, resume, run
 
@@ -54,8 +51,6 @@ app.add_typer(site.app, name="site")
 app.command("bench")(bench.bench_command)
 report.add_to(app)
 export.add_to(app)
-out = Console()
-notes = Console(stderr=True)
 
 Words = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Plan keys, such as seed=5.")]
 Workers = Annotated[int | None, typer.Option(help="Processes that share the clients; the result is the same for any.")]
@@ -64,7 +59,6 @@ Memory = Annotated[
     typer.Option(help="Megabytes of client states kept in memory; else by the number of clients (docs/plans.md)."),
 ]
 SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints: what a kill may cost.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 
 class Kind(StrEnum):
@@ -99,16 +93,16 @@ def demo_command(
     words = [] if seed is None else [f"seed={seed}"]
     plans = [Plan.load(ready_plans()["demo"], [f"method={name}", *words]) for name in DEMO_METHODS]
     folders = [fresh_folder(plan) for plan in plans]
-    with screens.Bars(notes) as bars, _crew(workers, plans[0]) as crew:
+    with ProgressDisplay() as bars, _crew(workers, plans[0]) as crew:
         results = [
             _stoppable(folder, run, plan, folder, workers=crew, screen=bars)
             for plan, folder in zip(plans, folders, strict=True)
         ]
     out.print(screens.comparison([result.summary for result in results]))
     for result in results:
-        _say(out, f"{result.summary['method']:>8}: {result.folder}")
-    _say(out, f"\nweft show {folders[0]}   tells more about a run")
-    _say(out, f"\nthe page to look at: {report.write_page(folders, Path('demo.html'))}")
+        say(f"{result.summary['method']:>8}: {result.folder}")
+    say(f"\nweft show {folders[0]}   tells more about a run")
+    say(f"\nthe page to look at: {report.write_page(folders, Path('demo.html'))}")
 
 
 @app.command("run")
@@ -128,7 +122,7 @@ def run_command(
     """
     first = Plan.load(plan, words or [])
     results = []
-    with screens.Bars(notes) as bars, _crew(workers, first) as crew:
+    with ProgressDisplay() as bars, _crew(workers, first) as crew:
         for place in range(seeds):
             this = first if seeds == 1 else Plan.load(plan, words or [], seed=first.seed + place)
             folder = out_folder or fresh_folder(this)
@@ -138,7 +132,7 @@ def run_command(
             results.append(_stoppable(folder, run, this, folder, **options))
     out.print(screens.comparison([result.summary for result in results], mean=screens.plus_minus(out)))
     for result in results:
-        _say(out, str(result.folder))
+        say(str(result.folder))
 
 
 @app.command("resume")
@@ -151,8 +145,8 @@ def resume_command(
 ) -> None:
     """Go on with a run that was stopped, killed or crashed; the result is the same as without the stop."""
     if is_over(folder):
-        _say(notes, f"the run in {folder} is over; nothing to do")
-    with screens.Bars(notes) as bars, _crew(workers, read_plan(folder)) as crew:
+        say(f"the run in {folder} is over; nothing to do", notes)
+    with ProgressDisplay() as bars, _crew(workers, read_plan(folder)) as crew:
         options = {"workers": crew, "memory": memory, "save_every": save_every, "screen": bars}
         result = _stoppable(folder, resume, folder, **options)
     out.print(screens.comparison([result.summary]))
@@ -185,10 +179,10 @@ def show_command(
     if as_json:
         if summary is None:
             raise WeftError(f"the run in {folder} is not over; {way_on(folder)} goes on with it")
-        _print_json(summary)
+        print_json(summary)
         return
     if summary is None:
-        _say(out, f"not over yet; {way_on(folder)} goes on with it if nothing is running\n")
+        say(f"not over yet; {way_on(folder)} goes on with it if nothing is running\n")
     else:
         out.print(screens.comparison([summary]))
     for client, rows in accuracy_matrices(folder).items():
@@ -210,11 +204,11 @@ def _show_scenario(name: str, words: list[str], picture: Path | None, as_json: b
     if picture is not None:
         preview.draw_sheet(scenario, picture)
     if as_json:
-        _print_json(preview.contents(scenario))
+        print_json(preview.contents(scenario))
         return
     out.print(screens.scenario(preview.contents(scenario)))
     if picture is not None:
-        _say(out, str(picture))
+        say(str(picture))
 
 
 @app.command("compare")
@@ -231,10 +225,10 @@ def compare_command(
     if not over:
         raise WeftError(waiting[0])
     for line in waiting:
-        _say(notes, line)
+        say(line, notes)
     summaries = list(over.values())
     if as_json:
-        _print_json(summaries)
+        print_json(summaries)
     else:
         out.print(screens.comparison(summaries, [folder.name for folder in over]))
 
@@ -275,22 +269,22 @@ def repro_command(
     count = _count(workers, max(job.plan.clients for job in request.jobs))
     outcome = outcome_of(experiment, out_folder)
     try:
-        with TableBars(notes) as bars:
-            results, files = reproduce(request, outcome.desk, count, bars, lambda line: _say(notes, line))
+        with ProgressDisplay() as bars:
+            results, files = reproduce(request, outcome.desk, count, bars, lambda line: say(line, notes))
     except KeyboardInterrupt:
         command = shlex.join(["weft", *sys.argv[1:]])
         saved = f"what is older than {SAVE_EVERY:g} seconds is saved"
-        _say(notes, f"\nstopped; {saved}, and the same command goes on with it: {command}")
+        say(f"\nstopped; {saved}, and the same command goes on with it: {command}", notes)
         raise typer.Exit(130) from None
     if as_json:
-        _print_json(outcome.as_object(results))
+        print_json(outcome.as_object(results))
     else:
         out.print(outcome.shown(results, screens.plus_minus(out)), highlight=False, markup=False)
         for file in files:
-            _say(out, str(file))
+            say(str(file))
     missing = {**results.failures, **results.busy}
     for (label, seed), said in sorted(missing.items()):
-        _say(notes, f"weft: {label} s{seed} failed: {said}")
+        say(f"weft: {label} s{seed} failed: {said}", notes)
     if missing:
         raise typer.Exit(1)
 
@@ -298,10 +292,10 @@ def repro_command(
 def _list_repro(as_json: bool) -> None:
     entries = [*listing.list_tables(), *listing.list_figures()]
     if as_json:
-        _print_json(entries)
+        print_json(entries)
         return
     out.print(screens.listing(entries, ["name", "title", "plan"]))
-    _say(out, "weft repro NAME makes one, at the paper's scale; --scale small makes a small one")
+    say("weft repro NAME makes one, at the paper's scale; --scale small makes a small one")
 
 
 @app.command("list")
@@ -312,7 +306,7 @@ def list_command(
     """What there is to choose from, with the options of each."""
     entries = listing.LISTS[kind]()
     if as_json:
-        _print_json(entries)
+        print_json(entries)
         return
     columns = [column for column in entries[0] if column not in listing.BELOW]
     out.print(screens.listing(entries, columns))
@@ -346,17 +340,8 @@ def _stoppable(folder: Path, act: Any, *arguments: Any, **options: Any) -> Any:
     try:
         return act(*arguments, **options)
     except KeyboardInterrupt:
-        _say(notes, f"\nstopped; {way_on(folder)} goes on with it")
+        say(f"\nstopped; {way_on(folder)} goes on with it", notes)
         raise typer.Exit(130) from None
-
-
-def _say(console: Console, text: str) -> None:
-    """A line as it is: a path is neither broken at the edge of the terminal nor read as markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
 def main() -> None:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from weft.cli.common import ProgressDisplay, notes, out
 from weft.errors import WeftError
 
 PARTS = {
@@ -44,14 +43,13 @@ def bench_command(
     from weft.bench import figure, report
     from weft.bench.whole import bench
 
-    notes, out = Console(stderr=True), Console()
     parts = PartsFile(out_folder)
     if out_folder is not None:
         figure.check()
         parts.check()
     try:
-        with PartBars(notes) as bars:
-            found = bench(quick, peers, bars.show, parts.keep)
+        with ProgressDisplay() as display:
+            found = bench(quick, peers, lambda part, *count: display.part(PARTS[part], *count), parts.keep)
     except KeyboardInterrupt:
         notes.print(f"\nstopped; {parts.told()}", soft_wrap=True)
         raise typer.Exit(130) from None
@@ -109,36 +107,3 @@ class PartsFile:
     def drop(self) -> None:
         if self._file is not None:
             self._file.unlink(missing_ok=True)
-
-
-class PartBars:
-    """A progress bar for each part on stderr; a plain line where it is no terminal."""
-
-    def __init__(self, console: Console):
-        self._console, self._live = console, console.is_terminal
-        self._bars = Progress(
-            TextColumn("{task.description:>28}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> PartBars:
-        if self._live:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self._live:
-            self._bars.stop()
-
-    def show(self, part: str, done: int, total: int) -> None:
-        if not self._live:
-            if done == 0:
-                self._console.print(f"bench: {PARTS[part]}")
-            return
-        if part not in self._tasks:
-            self._tasks[part] = self._bars.add_task(PARTS[part], total=total)
-        self._bars.update(self._tasks[part], completed=done, total=total)

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from weft.cli.common import AsJson, DataDir, notes, out, print_json, say
 from weft.data import cache
 from weft.data.sources import SOURCES, source_of
 from weft.errors import WeftError
 from weft.report import screens
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Get, list and check the public datasets.")
-out = Console()
-notes = Console(stderr=True)
-
-
-def use(folder: Path | None) -> Path | None:
-    """From here on --data-dir is the cache, also for the workers of this command."""
-    if folder is not None:
-        os.environ["WEFT_DATA"] = str(folder.expanduser().absolute())
-    return folder
-
-
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data-dir", callback=use, help="The cache of datasets; else WEFT_DATA, else the system's cache."),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
 
 
 @app.command("list")
@@ -43,11 +24,11 @@ def list_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The eight datasets, and which of them are there."""
     entries = [_entry(name) for name in SOURCES]
     if as_json:
-        _print_json(entries)
+        print_json(entries)
         return
     shown = [{**entry, "images": _of_all(entry["images"], entry["whole"])} for entry in entries]
     out.print(screens.listing(shown, ["name", "title", "classes", "there", "images"]))
-    _say(out, f"in {cache.folder()}; weft data get NAME brings one")
+    say(f"in {cache.folder()}; weft data get NAME brings one")
 
 
 @app.command("get")
@@ -71,7 +52,7 @@ def get_command(
     failed: list[str] = []
     for name in wanted:
         if name in cache.there() and not again and cache.verify(name) is None:
-            _say(out, f"{name}: is there" + ("; --again reads it anew from your copy" if folder is not None else ""))
+            say(f"{name}: is there" + ("; --again reads it anew from your copy" if folder is not None else ""))
             continue
         try:
             with _bars() as bars:
@@ -80,7 +61,7 @@ def get_command(
             failed.append(str(problem))  # the others may have better luck
             continue
         note = f" ({packed.note})" if packed.note else ""
-        _say(out, f"{name}: {len(packed.arrays['y']):,} images in {cache.folder() / name}.npz{note}")
+        say(f"{name}: {len(packed.arrays['y']):,} images in {cache.folder() / name}.npz{note}")
     _fail(failed)
 
 
@@ -95,10 +76,10 @@ def verify_command(
     if not found:
         raise WeftError(f"there is no dataset in {cache.folder()}; weft data get NAME brings one")
     if as_json:
-        _print_json([{"name": name, "good": said is None, "problem": said} for name, said in found.items()])
+        print_json([{"name": name, "good": said is None, "problem": said} for name, said in found.items()])
     else:
         for name in (name for name, said in found.items() if said is None):
-            _say(out, f"{name}: good")
+            say(f"{name}: good")
     bad = [said for said in found.values() if said is not None]
     if bad and as_json:
         raise typer.Exit(2)
@@ -109,9 +90,9 @@ def verify_command(
 def where_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """The folder of the cache."""
     if as_json:
-        _print_json({"folder": str(cache.folder()), "there": cache.there()})
+        print_json({"folder": str(cache.folder()), "there": cache.there()})
     else:
-        _say(out, str(cache.folder()))
+        say(str(cache.folder()))
 
 
 def _entry(name: str) -> dict[str, Any]:
@@ -188,14 +169,6 @@ def _bars() -> Iterator[Any]:
 def _fail(said: Sequence[str]) -> None:
     """One line for each thing that went wrong, if any, and exit code 2."""
     for line in said[:-1]:
-        _say(notes, f"weft: {line}")
+        say(f"weft: {line}", notes)
     if said:
         raise WeftError(said[-1])
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, indent=2) + "\n")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from weft.cli.data import DataDir
+from weft.cli.common import AsJson, DataDir, print_json, say
 from weft.errors import WeftError
 
 if TYPE_CHECKING:
@@ -19,8 +16,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from weft.export.model import Taken
-
-out = Console()
 
 
 class Kind(StrEnum):
@@ -57,15 +52,15 @@ def write_out(taken: Taken, path: Path, kind: Kind) -> None:
     difference = write(taken, path, kind.value)
     names = ", ".join(taken.facts["classes"])
     trust = " --trust" if kind is Kind.pt2 else ""  # torch opens it with pickle
-    _say(f"{path}: {taken.facts['task']} ({names}); the run's own answers on {len(taken.images)} test images")
-    _say(f"largest difference of a logit: {difference:.1e}; weft predict {path} IMAGE...{trust} tries it")
+    say(f"{path}: {taken.facts['task']} ({names}); the run's own answers on {len(taken.images)} test images")
+    say(f"largest difference of a logit: {difference:.1e}; weft predict {path} IMAGE...{trust} tries it")
 
 
 def predict_command(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="What weft export wrote.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures of any size.")],
     trust: Annotated[bool, typer.Option("--trust", help="You know who wrote FILE: it may name code to run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Try an exported model on pictures: weft predict client0-task0.onnx a.png b.png"""
     import numpy as np
@@ -77,10 +72,10 @@ def predict_command(
     found = [dict(zip(facts["classes"], map(float, row), strict=True)) for row in answers]
     if as_json:
         told = [{"image": str(path), facts["answers"]: row} for path, row in zip(images, found, strict=True)]
-        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+        print_json(told)
         return
     for path, row in zip(images, found, strict=True):
-        _say(f"{path}: {_in_words(row, facts)}")
+        say(f"{path}: {_in_words(row, facts)}")
 
 
 def _picture(path: Path, facts: dict[str, Any]) -> NDArray[np.uint8]:
@@ -99,8 +94,3 @@ def _in_words(row: dict[str, float], facts: dict[str, Any]) -> str:
         return ", ".join(f"{name} {value:.3f}" for name, value in row.items())
     best, *others = sorted(row, key=lambda name: -row[name])
     return f"{best} {100 * row[best]:.1f} %" + (f", then {others[0]} {100 * row[others[0]]:.1f} %" if others else "")
-
-
-def _say(text: str) -> None:
-    """A line as it is: a path is neither broken at the edge of the terminal nor read as markup."""
-    out.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -9,10 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console, RenderableType
 
+from weft.cli.common import notes, say
 from weft.errors import WeftError
-
-out = Console()
-notes = Console(stderr=True)
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")]
 
@@ -41,7 +39,7 @@ def report_command(
 
     Seeds of one plan are averaged; runs of different plans are compared.
     """
-    _say(out, str(write_page(folders, file)))
+    say(str(write_page(folders, file)))
 
 
 def write_page(folders: list[Path], file: Path) -> Path:
@@ -66,10 +64,10 @@ def watch_command(
 
     with Server(folder, port) as server:
         try:
-            _say(out, f"{server.url}   shows {folder} while it runs; Ctrl-C ends this, not the run")
+            say(f"{server.url}   shows {folder} while it runs; Ctrl-C ends this, not the run")
             server.serve_forever()
         except KeyboardInterrupt:
-            _say(notes, "\nno longer watching; the run goes on")
+            say("\nno longer watching; the run goes on", notes)
 
 
 def figures_command(
@@ -86,7 +84,7 @@ def figures_command(
     except ImportError:
         raise WeftError("weft figures needs matplotlib: pip install 'weft[figures]'") from None
     for file in write_figures(group(read_runs(folders)), folder, kind.value):
-        _say(out, str(file))
+        say(str(file))
 
 
 def tensorboard_command(
@@ -101,7 +99,7 @@ def tensorboard_command(
     except ImportError:
         raise WeftError("weft tensorboard needs its package: pip install 'weft[tensorboard]'") from None
     for written in write_events(read_runs(folders), folder):
-        _say(out, str(written))
+        say(str(written))
 
 
 def more_about(folder: Path, console: Console) -> list[RenderableType]:
@@ -110,8 +108,3 @@ def more_about(folder: Path, console: Console) -> list[RenderableType]:
     from weft.report.reading import Reader
 
     return terminal.more_about(Reader(folder).read(), console)
-
-
-def _say(console: Console, text: str) -> None:
-    """A line as it is: a path is neither broken at the edge of the terminal nor read as markup."""
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -1,77 +1,23 @@
-"""What a person sees in the terminal: progress while a run goes on, and tables of what came out."""
+"""Tables of runs for the terminal."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from rich import box
 from rich.console import Console, Group
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from weft.metrics import Spread, at_the_end, spread
-from weft.plan import Plan
 from weft.registry import short
 from weft.runs.folder import Measured
 
 TRAFFIC = ("bytes", "nonzeros", "dense_bytes")
 SIZES = ("train", "test", "valid")
 MOST_LINES = 60  # of a scenario's tasks
-LONG = 20.0  # seconds: a run that is expected to take longer is announced
-
-
-class Bars:
-    """A progress bar for each run, on stderr: client, task, round, time left. Plain lines where it is no terminal."""
-
-    def __init__(self, console: Console):
-        self._console = console
-        self._live = console.is_terminal
-        self._bars = Progress(
-            TextColumn("[bold]{task.fields[method]:>10}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.percentage:>3.0f} %  {task.fields[place]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            expand=True,
-        )
-        self._bar: TaskID | None = None
-        self._plan: Plan | None = None
-        self._began = 0.0
-
-    def __enter__(self) -> Bars:
-        if self._live:
-            self._bars.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._bars.stop()
-
-    def started(self, plan: Plan, done: int, total: int, estimate: float) -> None:
-        self._plan, self._began = plan, time.monotonic()
-        if estimate > LONG:
-            self._console.print(
-                f"{plan.method}: {plan.clients} clients x {plan.tasks} tasks x {plan.rounds_per_task} rounds, "
-                f"about {duration(estimate)}"
-            )
-        if self._live:
-            self._bar = self._bars.add_task("", total=total, completed=done, method=plan.method, place="")
-
-    def answered(self, client: int, step: int, round_index: int, numbers: Mapping[str, Any]) -> None:
-        plan = self._plan
-        assert plan is not None
-        if self._bar is not None and "images" in numbers:
-            place = f"client {client}  task {step} of {plan.tasks}  round {round_index} of {plan.rounds_per_task}"
-            self._bars.update(self._bar, advance=1, place=place)
-        elif not self._live and "accuracy" in numbers and client == plan.clients - 1:
-            passed = duration(time.monotonic() - self._began)
-            self._console.print(f"{plan.method}: task {step} of {plan.tasks} learned after {passed}")
 
 
 def duration(seconds: float) -> str:

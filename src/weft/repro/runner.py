@@ -22,15 +22,15 @@ from weft.runs.run import check_resources, is_over, resume, run
 SPELLED_OUT = 6  # runs in a line; of more only the first and the last are named
 
 
-class TableScreen(Protocol):
-    """Whoever shows a table while it is made; the last two are what a session tells."""
+class ExperimentProgress(Protocol):
+    """What shows the progress of an experiment; a run calls the last two."""
 
-    def table_started(self, total: int, waiting: Sequence[str], known: Mapping[str, Sequence[float]]) -> None: ...
-    def run_started(self, label: str) -> None: ...
-    def run_over(self, label: str, seed: int, accuracy: float | None, seconds: float) -> None: ...
-    def run_failed(self, label: str, seed: int, said: str) -> None: ...
+    def experiment_started(self, total: int, waiting: Sequence[str], known: Mapping[str, Sequence[float]]) -> None: ...
+    def run_started(self, label: str, seed: int) -> None: ...
+    def run_finished(self, label: str, accuracy: float | None, seconds: float) -> None: ...
+    def run_failed(self, reason: str) -> None: ...
     def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
-    def answered(self, client: int, step: int, round_index: int, numbers: dict[str, Any]) -> None: ...
+    def answered(self, client: int, task: int, round_index: int, numbers: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Workers:
 
 
 def reproduce(
-    request: Request, desk: Desk[F], workers: int, screen: TableScreen, say: Callable[[str], None]
+    request: Request, desk: Desk[F], workers: int, screen: ExperimentProgress, say: Callable[[str], None]
 ) -> tuple[Results[F], list[Path]]:
     """Run what is missing, and write the results after each run; what can be refused is refused before the first.
 
@@ -147,16 +147,16 @@ def reproduce(
         files = desk.write(results)
     else:  # what stands there is left alone until there is something new
         desk.check()
-    screen.table_started(len(request.jobs), [job.row.label for job in waiting], _seconds(over.items()))
+    screen.experiment_started(len(request.jobs), [job.row.label for job in waiting], _seconds(over.items()))
     try:
         for job in waiting:
-            screen.run_started(job.row.label)
+            screen.run_started(*job.key)
             try:
                 folder = _finish(job, crew, screen)
                 results.add(desk.read(job.row, job.seed, folder))
             except WeftError as problem:
                 crew.close()
-                screen.run_failed(*job.key, str(problem))
+                screen.run_failed(str(problem))
                 if isinstance(problem, RunLockedError):
                     results.busy[job.key] = str(problem)
                     if not files:
@@ -165,7 +165,7 @@ def reproduce(
                     results.failures[job.key] = str(problem)
             else:
                 summary = read_summary(folder) or {}
-                screen.run_over(*job.key, summary.get("accuracy"), summary["seconds"])
+                screen.run_finished(job.row.label, summary.get("accuracy"), summary["seconds"])
             files = desk.write(results, more_to_come=job is not waiting[-1])
     finally:
         crew.close()
@@ -185,7 +185,7 @@ def _check_images(waiting: Sequence[Job]) -> None:
         )
 
 
-def _finish(job: Job, crew: Workers, screen: TableScreen) -> Path:
+def _finish(job: Job, crew: Workers, screen: ExperimentProgress) -> Path:
     """Whether it is begun is asked now: another process may have been here since we started."""
     if job.is_begun():
         resume(job.folder, workers=crew.ready(), screen=screen)
