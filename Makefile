@@ -7,7 +7,7 @@ FLOWER := build/flower
 # packages are installed without compiling them all (see below), so what is loaded must be kept once it is compiled
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-flower quick lint peers wheel clean
+.PHONY: demo test test-all test-flower quick lint docs peers wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/weft demo
@@ -33,6 +33,10 @@ lint: $(VENV)/ready-to-test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+# the documentation site, into build/site; the variable turns off mkdocs-material's announcement of its successor
+docs: $(VENV)/ready-to-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # --no-compile: what is loaded is compiled then, and most of torch never is; it saves a minute
 # torch first and by itself, at its exact version: an open range would bring gigabytes of CUDA packages along
 $(VENV)/ready: pyproject.toml constraints.txt
@@ -46,7 +50,8 @@ $(VENV)/ready: pyproject.toml constraints.txt
 
 $(VENV)/ready-to-test: $(VENV)/ready
 	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt \
-		pytest pytest-xdist hypothesis pandas scipy matplotlib tensorboard selenium onnx onnxscript onnxruntime ruff mypy
+		pytest pytest-xdist hypothesis pandas scipy matplotlib tensorboard selenium onnx onnxscript onnxruntime ruff mypy \
+		mkdocs mkdocs-material "mkdocstrings[python]"
 	@command -v chromedriver > /dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
 		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core > /dev/null; } \
 		|| echo "no Chromium here (Debian: apt-get install chromium chromium-driver): the pages are not tested in a browser" >&2

@@ -1,0 +1,64 @@
+"""The documentation site builds without a warning, and its pages load nothing from a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "object": "data"}
+
+
+class Loaded(HTMLParser):
+    """Addresses that a browser requests when it opens a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        address = dict(attrs).get(LOADING.get(tag, ""))
+        if address:
+            self.addresses.append(address)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+def test_every_page_of_docs_is_in_the_site(site: Path) -> None:
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert {page for page in pages if not (site / page / "index.html").exists()} == set()
+    assert "weft.Plan" in (site / "api" / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_pages_load_nothing_from_a_network(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        reader = Loaded()
+        reader.feed(page.read_text(encoding="utf-8"))
+        assert [address for address in reader.addresses if re.match(r"(\w+:)?//", address)] == [], page
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_readme_fits_on_a_few_screens() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
