@@ -53,8 +53,10 @@ def test_every_page_of_docs_is_in_the_site(site: Path) -> None:
 @pytest.mark.slow
 def test_pages_load_nothing_from_a_network(site: Path) -> None:
     for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
         reader = Loaded()
-        reader.feed(page.read_text(encoding="utf-8"))
+        reader.feed(text)
+        assert 'class="mermaid"' not in text, f"{page}: the theme loads mermaid from a network"
         assert [address for address in reader.addresses if re.match(r"(\w+:)?//", address)] == [], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet

@@ -15,7 +15,7 @@ from weft.repro.writing import TableDesk
 
 FIDELITY = Path(__file__).resolve().parent.parent / "FIDELITY.md"
 README, RESULTS = FIDELITY.parent / "README.md", FIDELITY.parent / "results"
-STALE = ("methods-glyphs",)  # still to be made again; README.md says so under "Not yet"
+STALE = ("methods-glyphs",)  # still to be made again; README.md names it under "Limitations"
 EVERY = [
     (name, scale)
     for name in (*TABLES, *FIGURES)
@@ -45,7 +45,7 @@ def test_what_is_committed_is_of_the_plans_as_they_are_now(name, scale):
 
 
 def test_what_is_out_of_date_is_told():
-    told = README.read_text().split("\n## Not yet\n")[1].split("\n## ")[0]
+    told = README.read_text().split("\n## Limitations\n")[1].split("\n## ")[0]
     assert all(f"results/{stem}" in told for stem in STALE)
 
 
