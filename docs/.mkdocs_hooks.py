@@ -2,8 +2,8 @@
 
 Pages link to ../FIDELITY.md, ../results/table1.md or ../src/weft/plan.py, so that the links work where the repository
 is browsed. MkDocs only knows files below docs/. These hooks add every linked file to the site, under `repository/`:
-Markdown as a page, an image unchanged, anything else as a page with a listing, and rewrite the links accordingly. A link
-to a file that does not exist stays unchanged, and `mkdocs build --strict` fails on it.
+Markdown as a page, an image unchanged, anything else as a page with a listing, and rewrite the links accordingly. A
+link to a file that does not exist stays unchanged, and `mkdocs build --strict` fails on it.
 """
 
 from __future__ import annotations
