@@ -148,14 +148,14 @@ def test_an_engine_knows_no_learning(module):
 @pytest.mark.parametrize("module", under("weft.networks"))
 def test_a_network_knows_no_method(module):
     allowed = ("weft.networks", "weft.errors", "weft.randomness", "weft.lazy", "weft.wire.tensors", "weft.scenarios")
-    allowed += ("weft.registry", "weft.networks.batches", "weft.signature")
+    allowed += ("weft.registry", "weft.networks.batches")
     assert named(of(module), "weft") == named(of(module), *allowed)
 
 
 @pytest.mark.parametrize("module", under("weft.scenarios"))
 def test_a_scenario_is_pure_data(module):
     allowed = ("weft.scenarios", "weft.errors", "weft.randomness", "weft.lazy", "weft.data")
-    allowed += ("weft.registry", "weft.signature")
+    allowed += ("weft.registry",)
     assert named(of(module), "weft") == named(of(module), *allowed)
     assert not named(of(module), "torch")
 

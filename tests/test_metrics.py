@@ -1,11 +1,16 @@
-"""The measures: values by hand, and what must hold for every accuracy matrix."""
+"""Metrics: values by hand, properties of every accuracy matrix, slow references for AUROC and recall."""
 
+import itertools
+import math
 from statistics import fmean
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft import metrics
+from weft.errors import WeftError
 from weft.metrics import average_accuracy, backward_transfer, forgetting, over_clients
 
 accuracies = st.floats(0, 1)
@@ -60,11 +65,6 @@ def test_clients_without_a_value_do_not_count():
     assert over_clients(average_accuracy, [[], one_task]) == 0.9
 
 
-def test_zero_is_a_value():
-    assert over_clients(forgetting, [[[0.5], [0.5, 0.5]], [[0.5], [0.1, 0.5]]]) == pytest.approx(0.2)
-    assert over_clients(average_accuracy, [[[0.0]], [[0.0]]]) == 0
-
-
 # ---- for every matrix
 
 
@@ -90,12 +90,6 @@ def test_forgetting_is_no_more_than_there_was_to_forget(matrix):
 def test_forgetting_is_at_least_what_backward_transfer_lost(matrix):
     """The best a task ever was is no less than what it was when it was learned."""
     assert forgetting(matrix) >= -backward_transfer(matrix) - NEAR
-
-
-@quick
-@given(matrices(least=2, most=2))
-def test_with_two_tasks_the_two_measures_are_one(matrix):
-    assert forgetting(matrix) == pytest.approx(-backward_transfer(matrix), abs=NEAR)
 
 
 @quick
@@ -144,3 +138,73 @@ def test_a_matrix_stays_as_it_is(matrix):
     for measure in MEASURES:
         measure(matrix)
     assert matrix == copy
+
+
+# ---- of predictions --------------------------------------------------------------------------------------------------
+
+
+def random_case(seed, count=40, classes=3, ties=False):
+    rng = np.random.default_rng(seed)
+    given = rng.random((count, classes))
+    if ties:
+        given = given.round(1) + 0.1
+    return rng.integers(0, classes, count), given / given.sum(1, keepdims=True)
+
+
+def slow_area(positive, values):
+    """Every pair of one that is and one that is not."""
+    pairs = [(a, b) for a, b in itertools.product(values[positive], values[~positive])]
+    return sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("ties", [False, True])
+def test_auroc_counts_pairs(seed, ties):
+    labels, given = random_case(seed, ties=ties)
+    slow = np.mean([slow_area(labels == label, given[:, label]) for label in range(3)])
+    assert metrics.auroc(labels, given) == pytest.approx(slow)
+    labels, given = random_case(seed, classes=2, ties=ties)
+    assert metrics.auroc(labels, given) == pytest.approx(slow_area(labels == 1, given[:, 1]))
+
+
+def test_the_ends_of_auroc():
+    labels, right = np.array([0, 1, 2]), np.eye(3)
+    assert metrics.auroc(labels, right) == 1.0
+    assert metrics.auroc(labels, 1 - right) == 0.0
+    assert metrics.auroc(labels, np.full((3, 3), 1 / 3)) == 0.5
+    assert math.isnan(metrics.auroc(np.array([1, 1]), np.full((2, 2), 0.5)))
+
+
+def test_balanced_is_not_fooled_by_the_commonest():
+    labels = np.array([0] * 95 + [1] * 5)
+    always = np.tile([0.9, 0.1], (100, 1))
+    assert metrics.balanced(labels, always) == 0.5
+    assert metrics.recall(labels, always) == [1.0, 0.0]
+
+
+def test_a_class_without_images_is_left_out():
+    labels, given = np.array([0, 1]), np.array([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]])
+    assert metrics.measure_all(["recall", "balanced"], labels, given) == {"recall": [1.0, 1.0, None], "balanced": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["balance"], "did you mean balanced"),
+        (["auroc", "auroc"], "twice"),
+        (["test_metrics:fails"], "the metric fails fails: KeyError"),
+        (["test_metrics:wrong_shape"], r"returned shape \(7,\)"),
+        (["test_metrics:math"], "is not a function"),
+    ],
+)
+def test_what_is_wrong_with_a_metric(names, said):
+    with pytest.raises(WeftError, match=said):
+        metrics.measure_all(names, np.array([0, 1]), np.eye(2))
+
+
+def wrong_shape(labels, given):
+    return [0.0] * 7
+
+
+def fails(labels, given):
+    raise KeyError

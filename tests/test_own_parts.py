@@ -199,7 +199,7 @@ def test_the_usual_loss_by_name_is_the_usual_loss(tmp_path):
         ({"loss": "mse"}, "names no loss"),
         ({"loss": "test_own_parts:two"}, "is no loss"),
         ({"loss": "test_own_parts:Same", "method": "joint"}, "cannot have a loss of your own"),
-        ({"metrics": "f1"}, "there is no metric 'f1'"),
+        ({"metrics": "f1"}, "unknown metric 'f1'"),
     ],
 )
 def test_what_is_wrong_with_a_plan(words, said):

@@ -1,8 +1,8 @@
-"""The one kind of error that a user is meant to read.
+"""Errors for the user.
 
-A `WeftError` is something that a person can mend: a wrong key, a missing file, a full disk. Its text is one line that
-says what to do. The command line prints it to stderr and leaves with code 2; anything else that escapes is a bug in
-weft and keeps its traceback.
+A `WeftError` is something that the user can fix: a wrong key, a missing file, a full disk. Its text is one line that
+names the cause and the remedy. The command line prints it to stderr and exits with code 2. Any other exception is a
+bug in weft and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterable
 
 
 class WeftError(Exception):
-    """Something that the user can mend; the text is one line and says how."""
+    """An error that the user can fix; the text is one line that says how."""
 
 
 class RunLockedError(WeftError):
-    """Another process is at it: nothing is wrong, and waiting helps."""
+    """Another process is using the folder; retry when it has finished."""
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """A hint that names the known word nearest to `word`, or all of them if none is near.
+    """Suggest the known word most similar to `word`, or list all known words.
 
-    `prefix` goes before every name that is shown; it is no part of the comparison, since all share it.
+    `prefix` is put before every word that is shown; it takes no part in the comparison, because all words share it.
 
     >>> nearest("round_per_task", ["rounds_per_task", "seed"])
     'did you mean rounds_per_task?'

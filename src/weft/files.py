@@ -1,7 +1,7 @@
-"""Files that are whole or absent, locks of running processes, checksums.
+"""Atomic files, appended lines, checksums, and locks of running processes.
 
-A lock is the operating system's and dies with its process. Looking at one must not take it, not even for a moment:
-a process that starts just then would be told that another one is at work.
+Locks belong to the operating system and end with their process. A check never acquires a lock, not even for a moment:
+a process that starts just then would find its folder locked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.errors import WeftError
 
 
 def append(path: Path, text: str) -> None:
-    """Whole lines at the end of a file, or nothing if they cannot be written."""
+    """Append whole lines to a file, or nothing if they cannot be written."""
     if not text:
         return
     try:
@@ -31,7 +31,7 @@ def append(path: Path, text: str) -> None:
                 while blob:
                     blob = blob[file.write(blob) :]
             except OSError:
-                file.truncate(before)  # half a line would spoil the next one
+                file.truncate(before)  # half a line would damage the next one
                 raise
     except OSError as error:
         raise write_error(path, error) from None
@@ -42,14 +42,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, blob: bytes) -> None:
-    """A file that is there whole or not at all, also after a kill at any moment."""
+    """Write a file atomically: after a kill at any moment it is complete or unchanged."""
     with atomic_file(path) as partial:
         partial.write_bytes(blob)
 
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """A path to write to, whose file takes its place when the block is over; none does if writing fails."""
+    """Yield a temporary path that replaces `path` at the end of the block, unless writing fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield partial
@@ -60,45 +60,45 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Of a file its bytes, of a folder its names: no longer in the memory of the system alone."""
-    if os.name == "nt":  # where folders cannot be opened, and files only to be written
+    """Flush a file's bytes, or a folder's names, to the disk."""
+    if os.name == "nt":  # Windows cannot open folders, and syncs only files opened for writing
         return
-    place = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(place)
+        os.fsync(descriptor)
     finally:
-        os.close(place)
+        os.close(descriptor)
 
 
 def checksum(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> int:
-    """Of all that a file of tensors says, given as numpy arrays.
+    """CRC32 of a tensor file's contents, given as numpy arrays.
 
-    It is taken from where they lie: to put the file together in memory first took longer than writing it.
+    It reads the arrays in place: building the file in memory first takes longer than writing it.
     """
-    parts = [[key, str(arrays[key].dtype), list(arrays[key].shape)] for key in sorted(arrays)]
-    found = zlib.crc32(json.dumps([parts, dict(metadata)], sort_keys=True).encode())
+    shapes = [[key, str(arrays[key].dtype), list(arrays[key].shape)] for key in sorted(arrays)]
+    crc = zlib.crc32(json.dumps([shapes, dict(metadata)], sort_keys=True).encode())
     for key in sorted(arrays):
-        found = zlib.crc32(arrays[key].data, found)
-    return found
+        crc = zlib.crc32(arrays[key].data, crc)
+    return crc
 
 
 def write_error(path: Path, error: OSError) -> WeftError:
-    return WeftError(f"{path} cannot be written ({error.strerror}); nothing saved is lost, weft resume goes on from it")
+    return WeftError(f"{path} cannot be written ({error.strerror}); weft resume continues from the last checkpoint")
 
 
 def is_held(lock: Path) -> bool | None:
-    """Does a process hold the lock? Looked up where Linux lists them; None: this system cannot tell."""
+    """Whether a process holds the lock, according to Linux's list of locks; None where there is no such list."""
     try:
         with lock.open("rb") as file:
-            place = f"{_device(file.fileno())}:{os.fstat(file.fileno()).st_ino}"
+            identity = f"{_device(file.fileno())}:{os.fstat(file.fileno()).st_ino}"
         listed = Path("/proc/locks").read_text(encoding="ascii")
     except OSError:
         return None
-    return any(place in line.split() for line in listed.splitlines())
+    return any(identity in line.split() for line in listed.splitlines())
 
 
 def is_taken(lock: Path) -> bool:
-    """The same where an answer is needed: on a system without that list the lock is tried."""
+    """Whether a process holds the lock; a system without a list of locks has to try to acquire it."""
     held = is_held(lock)
     if held is not None or not lock.exists():
         return bool(held)
@@ -112,7 +112,7 @@ def is_taken(lock: Path) -> bool:
 
 
 def _device(descriptor: int) -> str:
-    """Of the mounted filesystem, as the list of locks writes it; stat has another number on some (btrfs)."""
+    """Device number of a file's mount, as in the list of locks; stat gives a different one on btrfs."""
     facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii").split()
     mount = facts[facts.index("mnt_id:") + 1]
     for line in Path("/proc/self/mountinfo").read_text(encoding="ascii", errors="replace").splitlines():
@@ -120,4 +120,4 @@ def _device(descriptor: int) -> str:
         if number == mount:
             major, minor = device.split(":")
             return f"{int(major):02x}:{int(minor):02x}"
-    raise OSError("its filesystem is not listed")
+    raise OSError("the filesystem is not in mountinfo")

@@ -1,6 +1,6 @@
 """Modules that load on first use: `from weft.lazy import np, torch`.
 
-Torch and numpy take long to load. The command line and the creation of a run folder must not wait for them.
+Torch and numpy load slowly. The command line and the creation of a run folder do not wait for them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class lazy(ModuleType):  # noqa: N801 - used like a function
-    """A stand-in for a module that is loaded when something of it is first used."""
+    """Placeholder for a module that is imported when an attribute is first read."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(importlib.import_module(self.__name__), name)

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from weft import methods, networks, registry, scenarios, scores
+from weft import methods, metrics, networks, registry, scenarios
 from weft.engines.clock import Options as Clock
 from weft.engines.faults import Options as Faults
 from weft.errors import WeftError, nearest
@@ -155,14 +155,14 @@ class Plan(BaseModel):
     def _check_measures(self) -> None:
         """What is minimised, and what is measured."""
         if self.loss is not None:
-            object.__setattr__(self, "loss", absolute(registry.spelled_out(self.loss, "weft.losses")))
+            object.__setattr__(self, "loss", absolute(registry.full_name(self.loss, "weft.losses")))
             networks.check_loss(self.loss)
             if methods.class_of(self.method).sees_all:
                 raise WeftError(f"{self.method} learns all tasks at once as classes; it cannot have a loss of your own")
         if self.metrics is not None:
             chosen = [name.strip() for name in self.metrics.split(",") if name.strip()]
-            wanted = [absolute(registry.spelled_out(name, "weft.metrics")) for name in chosen]
-            scores.find(wanted)
+            wanted = [absolute(registry.full_name(name, "weft.metrics")) for name in chosen]
+            metrics.find(wanted)
             object.__setattr__(self, "metrics", ",".join(wanted) or None)
 
     def _settle_optimizer(self) -> None:
@@ -201,7 +201,7 @@ class Plan(BaseModel):
         sections = base.pop("for", {})
         if not isinstance(sections, Mapping) or not all(isinstance(section, Mapping) for section in sections.values()):
             raise WeftError("the section for.METHOD of a plan is a table, such as [for.fedavg]")
-        sections = {registry.spelled_out(name, "weft.methods"): section for name, section in sections.items()}
+        sections = {registry.full_name(name, "weft.methods"): section for name, section in sections.items()}
         for name in sections:
             methods.class_of(name)  # a misspelt section would silently do nothing
         base, top = gather(base), gather({**parse(words), **{key: in_words(value) for key, value in more.items()}})
@@ -270,7 +270,7 @@ def gather(given: Mapping[str, Any]) -> dict[str, Any]:
     for part in PARTS:  # what an installed package offers by a name of its own
         if isinstance(name := result.get(part), str):
             parts = name.split("+") if part == "method" else [name]
-            result[part] = "+".join(registry.spelled_out(each, f"weft.{part}s") for each in parts)
+            result[part] = "+".join(registry.full_name(each, f"weft.{part}s") for each in parts)
     return result
 
 

@@ -1,7 +1,7 @@
-"""All randomness of a run comes from here: a generator for each purpose, derived and never global.
+"""The source of all randomness of a run: one derived generator per purpose, never a global one.
 
-Who draws, and when, is part of the key, so the order in which clients happen to work changes nothing, and a run that
-was stopped draws the same numbers again when it goes on.
+The key names who draws and when. So the order in which clients run changes nothing, and a resumed run draws the same
+numbers as one that was never stopped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from weft.lazy import np
 
 
 def generator(seed: int, purpose: str, *where: int | str) -> np.random.Generator:
-    """The generator for one purpose at one place, for example `generator(0, "shuffle", client, step, round)`.
+    """Make the generator of one purpose, for example `generator(0, "shuffle", client, task, round)`.
 
     >>> first = generator(0, "shuffle", 3, 1).integers(1000, size=3)
     >>> bool((first == generator(0, "shuffle", 3, 1).integers(1000, size=3)).all())

@@ -1,7 +1,7 @@
-"""Things by name: "package.module:Name" or "path/to/file.py:Name".
+"""User-defined classes and functions by name, and the options that a plan can give them.
 
-A plan is plain words, and so is what a worker process is told: this is how both can name a class or function that
-somebody wrote. Nothing is pickled; whoever needs the thing imports it.
+A name is "package.module:Name", "path/to/file.py:Name" or an entry point of an installed package. Plans and worker
+processes pass names only: nothing is pickled, each process imports what it needs.
 """
 
 from __future__ import annotations
@@ -11,61 +11,78 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
+import json
 import sys
+import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from weft.errors import WeftError, nearest
 
-PRIVATE = "weft_file_"  # with a digest of the path behind it: two files called net.py are two modules
+FILE_MODULE = "weft_file_"  # followed by a digest of the path: two files called net.py are two modules
+Statistics = Literal["own", "shared"]
+SCENARIO_ARGUMENTS = ("clients", "tasks", "seed")
+# an annotation may be the type or, after `from __future__ import annotations`, its name
+_CHECKED_TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 _loading: set[str] = set()
 
 
 def find(reference: str) -> Any:
-    """What a reference names; a module or file is loaded once in a process.
+    """Load what a reference names; a module or file is loaded once per process.
 
     >>> find("weft.errors:WeftError").__name__
     'WeftError'
     """
-    place, _, name = reference.rpartition(":")
-    if not place or not name:
-        raise WeftError(f"{reference!r} cannot be looked up; write package.module:Name or path/to/file.py:Name")
-    module = _file(Path(place)) if place.endswith(".py") else _module(place, name)
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise WeftError(f"{place} has no {name}{_hint(part, module)}")
-        found = getattr(found, part)
-    return found
+    source, _, name = reference.rpartition(":")
+    if not source or not name:
+        raise WeftError(f"{reference!r} is not a reference; write package.module:Name or path/to/file.py:Name")
+    module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source, name)
+    value: Any = module
+    for attribute in name.split("."):
+        if not hasattr(value, attribute):
+            defined = [
+                key
+                for key, item in vars(module).items()
+                if not key.startswith("_") and getattr(item, "__module__", None) == module.__name__
+            ]
+            hint = f"; {nearest(attribute, defined)}" if defined else ", and defines nothing else"
+            raise WeftError(f"{source} has no {name}{hint}")
+        value = getattr(value, attribute)
+    return value
 
 
-def reference(thing: Any) -> str:
-    """The words by which `find` gets a class or function again, in this process or another.
+def reference(value: Any) -> str:
+    """Return the name by which `find` loads a class or function, in this process or another.
 
     >>> reference(WeftError)
     'weft.errors:WeftError'
     """
-    name, home = getattr(thing, "__qualname__", None), getattr(thing, "__module__", None)
+    name, home = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
     if not isinstance(name, str) or not isinstance(home, str) or "<" in name:  # <lambda>, f.<locals>.g
-        raise WeftError(f"{name or thing!r} cannot be named; define it with class or def at the top of a module")
+        raise WeftError(
+            f"{name or value!r} has no name in a module; define it with class or def at the top of a module"
+        )
     module = sys.modules.get(home)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is not thing:
-        raise WeftError(f"{home}:{name} is something else than what was given; define it at the top of a module")
-    if home != "__main__" and not home.startswith(PRIVATE):
+    defined: Any = module
+    for attribute in name.split("."):
+        defined = getattr(defined, attribute, None)
+    if defined is not value:
+        raise WeftError(f"{home}:{name} is a different object; define it at the top of a module")
+    if home != "__main__" and not home.startswith(FILE_MODULE):
         return f"{home}:{name}"
     file = getattr(module, "__file__", None)
-    if file is None:  # a notebook or a prompt: no other process can read what was typed there
-        raise WeftError(f"{name} was typed in; put it into a file, which other processes can load")
+    if file is None:  # defined in a notebook or a prompt, which no other process can import
+        raise WeftError(f"{name} is defined interactively; move it to a file, so that other processes can import it")
     return f"{Path(file).resolve()}:{name}"
 
 
 @functools.cache
 def installed(group: str) -> dict[str, str]:
-    """What installed packages offer: the names of an entry point group such as weft.methods, each with its reference.
+    """Entry points of installed packages in a group such as weft.methods, each with its reference.
 
     >>> installed("weft.nothing")
     {}
@@ -73,76 +90,125 @@ def installed(group: str) -> dict[str, str]:
     return {point.name: point.value for point in importlib.metadata.entry_points(group=group)}
 
 
-def spelled_out(name: str, group: str) -> str:
-    """The reference of an entry point, by which any process finds it; any other name as it is."""
+def full_name(name: str, group: str) -> str:
+    """Replace the name of an entry point by its reference; return any other name unchanged."""
     return installed(group).get(name, name)
 
 
-def told(error: BaseException) -> str:
-    """An error in one line."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _module(place: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(place)
-    except WeftError:
-        raise
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and (place == missing or place.startswith(f"{missing}.")):
-            raise WeftError(
-                f"there is no module {place} on Python's path; install it, or name its file: path/to/file.py:{name}"
-            ) from None
-        raise WeftError(f"{place} cannot be imported: {told(error)}") from error
-
-
-def _file(path: Path) -> ModuleType:
-    whole = path.expanduser().resolve()
-    main = sys.modules.get("__main__")
-    if main is not None and Path(getattr(main, "__file__", None) or "/").resolve() == whole:
-        return main  # the running script: a second copy would run it again, and its classes would be other classes
-    name = PRIVATE + hashlib.blake2b(str(whole).encode(), digest_size=8).hexdigest()
-    if name in _loading:  # a script that starts a run, loaded by the workers of that run
-        raise WeftError(f'{path} runs itself while it is being loaded; put that under if __name__ == "__main__":')
-    if name in sys.modules:
-        return sys.modules[name]
-    if not whole.is_file():
-        raise WeftError(f"there is no file {whole}; a path is from the current folder, or absolute")
-    specification = importlib.util.spec_from_file_location(name, whole)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    if str(whole.parent) not in sys.path:
-        sys.path.append(str(whole.parent))  # what lies beside the file can be imported, as beside a script
-    sys.modules[name] = module
-    _loading.add(name)
-    try:
-        specification.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        if isinstance(error, WeftError):
-            raise
-        raise WeftError(f"{path} cannot be loaded: {told(error)}") from error
-    finally:
-        _loading.discard(name)
-    return module
-
-
-def _hint(word: str, module: ModuleType) -> str:
-    own = [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
-    ]
-    return f"; {nearest(word, own)}" if own else ", and defines nothing else"
-
-
 def short(method: str) -> str:
-    """A method's name without the path of the file that it is in.
+    """Strip paths and modules from a method's name.
 
     >>> short("fedavg+/home/me/mine.py:Mine")
     'fedavg+Mine'
     """
     return "+".join(part.rpartition(":")[2] for part in method.split("+"))
+
+
+def error_line(error: BaseException) -> str:
+    """Type and first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _load_module(source: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(source)
+    except WeftError:
+        raise
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (source == missing or source.startswith(f"{missing}.")):
+            raise WeftError(
+                f"there is no module {source} on Python's path; install it, or name its file: path/to/file.py:{name}"
+            ) from None
+        raise WeftError(f"{source} cannot be imported: {error_line(error)}") from error
+
+
+def _load_file(path: Path) -> ModuleType:
+    file = path.expanduser().resolve()
+    main = sys.modules.get("__main__")
+    if main is not None and Path(getattr(main, "__file__", None) or "/").resolve() == file:
+        return main  # the running script: a second copy would run it again and define its classes twice
+    name = FILE_MODULE + hashlib.blake2b(str(file).encode(), digest_size=8).hexdigest()
+    if name in _loading:  # a script that starts a run, loaded by the workers of that run
+        raise WeftError(f'{path} runs itself while it is imported; put that code under if __name__ == "__main__":')
+    if name in sys.modules:
+        return sys.modules[name]
+    if not file.is_file():
+        raise WeftError(f"there is no file {file}; give a path relative to the current folder, or an absolute one")
+    spec = importlib.util.spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))  # a file can import its neighbors, as a script can
+    sys.modules[name] = module
+    _loading.add(name)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        if isinstance(error, WeftError):
+            raise
+        raise WeftError(f"{path} cannot be loaded: {error_line(error)}") from error
+    finally:
+        _loading.discard(name)
+    return module
+
+
+# ---- options from a signature ----------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def options_from(maker: Any, kind: Literal["network", "scenario"] = "network") -> type[BaseModel]:
+    """Build a pydantic model of `maker`'s keyword arguments.
+
+    Every network has the option `statistics` as well. A scenario gets the plan's clients, tasks and seed, which are
+    not options.
+    """
+    try:
+        parameters = dict(inspect.signature(maker).parameters)
+    except (TypeError, ValueError):
+        raise WeftError(f"{maker!r} is not a class or function that makes a {kind}") from None
+    fields: dict[str, Any] = {"statistics": (Statistics, "own")} if kind == "network" else {}
+    for name in SCENARIO_ARGUMENTS if kind == "scenario" else ():
+        if name not in parameters:
+            raise WeftError(f"it has no argument {name!r}; a scenario takes {', '.join(SCENARIO_ARGUMENTS)}")
+        del parameters[name]
+    extra: Literal["allow", "forbid"] = "forbid"
+    for name, parameter in parameters.items():
+        if name in fields:
+            raise WeftError(f"its argument {name!r} has the name of an option that every {kind} has; rename it")
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = "allow"
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        elif parameter.kind is parameter.POSITIONAL_ONLY or name.startswith("_"):
+            if parameter.default is parameter.empty:
+                raise WeftError(f"its argument {name!r} cannot be given as {kind}.{name}; give it a default")
+        elif parameter.default is parameter.empty or _is_json(parameter.default):
+            fields[name] = _field(parameter)  # a default such as nn.GELU, which no plan can spell, is not an option
+    config = ConfigDict(extra=extra, frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # an option may be called `copy`, like a method of BaseModel
+        options: type[BaseModel] = create_model("Options", __config__=config, **fields)
+    options.__doc__ = inspect.getdoc(maker)  # shown by `weft list`
+    return options
+
+
+def _field(parameter: inspect.Parameter) -> tuple[Any, Any]:
+    default = ... if parameter.default is parameter.empty else parameter.default
+    annotation = getattr(parameter.annotation, "__name__", parameter.annotation)
+    if isinstance(annotation, str) and annotation in _CHECKED_TYPES:
+        return _CHECKED_TYPES[annotation], default
+    if isinstance(default, tuple):
+        return Annotated[tuple[Any, ...], Field(strict=False)], default  # TOML has lists only
+    return Any, default
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from weft import methods, networks, scenarios, scores
+from weft import methods, metrics, networks, scenarios
 from weft.core.checks import request_fault
 from weft.core.optimizers import forget_optimizer
 from weft.core.storage import State
@@ -202,7 +202,7 @@ def test(world: World, state: State, request: Message, lesson: Lesson) -> dict[s
             first, classes = world.own_head(lesson.client, step)
             answers = here.network.answers(batches)[:, first : first + classes].double().cpu().numpy()
             labels = batches.labels.cpu().numpy() - first
-            measured = scores.measure_all(world.plan.metrics.split(","), labels, answers)
+            measured = metrics.measure_all(world.plan.metrics.split(","), labels, answers)
             found.setdefault("metrics", []).append(measured)
     return found
 

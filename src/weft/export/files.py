@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import WeftError
-from weft.registry import told
+from weft.registry import error_line
 
 if TYPE_CHECKING:
     from weft.export.model import Facts, Plain, Taken
@@ -75,7 +75,7 @@ def _write_pt2(model: Plain, facts: Facts, path: Path) -> None:
         try:
             torch.export.save(program, path, extra_files={"weft.json": json.dumps(told_along)})
         except RuntimeError as error:  # so torch tells of a full disk
-            raise OSError(told(error)) from None
+            raise OSError(error_line(error)) from None
 
 
 def _write_onnx(model: Plain, facts: Facts, path: Path) -> None:
@@ -92,7 +92,7 @@ def _write_onnx(model: Plain, facts: Facts, path: Path) -> None:
         try:
             found = torch.onnx.export(program, dynamo=True, verbose=False, **names)
         except Exception as error:
-            raise WeftError(f"the network {facts['network']} cannot be written as ONNX: {told(error)}") from error
+            raise WeftError(f"the network {facts['network']} cannot be written as ONNX: {error_line(error)}") from error
         assert found is not None
         found.model.metadata_props["weft"] = json.dumps(told_along)
         found.save(str(path))
@@ -113,7 +113,7 @@ def _program(model: Plain, facts: Facts) -> tuple[Any, Facts]:
             continue
         return program, {**_without_code(facts), "batch": batch}
     assert problem is not None
-    raise WeftError(f"the network {facts['network']} cannot be exported by torch: {told(problem)}") from problem
+    raise WeftError(f"the network {facts['network']} cannot be exported by torch: {error_line(problem)}") from problem
 
 
 def _without_code(facts: Facts) -> Facts:
@@ -162,7 +162,7 @@ def open_model(path: Path, kind: str | None = None, trusted: bool = False) -> tu
     except WeftError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, struct.error, zipfile.BadZipFile) as error:
-        raise WeftError(f"{path} is no model that weft export wrote: {told(error)}") from None
+        raise WeftError(f"{path} is no model that weft export wrote: {error_line(error)}") from None
 
 
 def _one_by_one(run: Run) -> Run:
@@ -211,7 +211,7 @@ def _open_onnx(path: Path, _: bool) -> tuple[Run, Facts]:
     try:
         session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     except Exception as error:  # its errors share no class but this one
-        raise ValueError(told(error)) from None
+        raise ValueError(error_line(error)) from None
     facts = json.loads(session.get_modelmeta().custom_metadata_map["weft"])
     (given,) = [each.name for each in session.get_inputs()]
 

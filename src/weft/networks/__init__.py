@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from weft import registry
 from weft.errors import WeftError, nearest
-from weft.signature import Statistics, options_from
+from weft.registry import Statistics, options_from
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,7 +120,7 @@ def _own_body(maker: Any, given: dict[str, Any]) -> tuple[nn.Module, int]:
     try:
         body = maker(**given)
     except Exception as error:
-        raise WeftError(f"it cannot be made with {given}: {registry.told(error)}") from error
+        raise WeftError(f"it cannot be made with {given}: {registry.error_line(error)}") from error
     if not isinstance(body, nn.Module):
         raise WeftError(f"it made a {type(body).__name__}; wanted is an nn.Module")
     return body, count_features(body)

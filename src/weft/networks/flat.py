@@ -28,7 +28,7 @@ from weft.errors import WeftError
 from weft.networks.batches import Batches
 from weft.networks.losses import Loss
 from weft.networks.probe import IMAGE, try_out
-from weft.signature import Statistics
+from weft.registry import Statistics
 
 # A unit-variance normal cut at two deviations has this deviation: variance scaling divides by it.
 TRUNCATED_DEVIATION = 0.87962566103423978

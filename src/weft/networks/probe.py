@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from weft.errors import WeftError
-from weft.registry import told
+from weft.registry import error_line
 
 IMAGE = (3, 32, 32)  # every scenario's images are brought to this size
 
@@ -74,7 +74,7 @@ def _features(body: nn.Module, image: tuple[int, ...]) -> torch.Tensor:
     try:
         found = body(images)
     except Exception as error:
-        raise WeftError(f"it fails on images of shape {shape}: {told(error)}") from error
+        raise WeftError(f"it fails on images of shape {shape}: {error_line(error)}") from error
     if not isinstance(found, torch.Tensor):
         raise WeftError(
             f"it gave a {type(found).__name__} for images of shape {shape}; wanted are features ({shape[0]}, n)"

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 
 from weft import registry
 from weft.errors import WeftError, nearest
+from weft.registry import options_from
 from weft.scenarios.marks import mark_of
-from weft.signature import options_from
 
 if TYPE_CHECKING:
     import numpy as np
@@ -105,7 +105,7 @@ class Own:
         except WeftError as problem:
             raise WeftError(f"scenario {self.name}: {problem}") from problem.__cause__
         except Exception as error:
-            raise WeftError(f"scenario {self.name} cannot be made: {registry.told(error)}") from error
+            raise WeftError(f"scenario {self.name} cannot be made: {registry.error_line(error)}") from error
         if not isinstance(found, Scenario):
             raise WeftError(f"scenario {self.name} made a {type(found).__name__}; wanted is a weft.scenarios.Scenario")
         if found.clients != clients or not all(found.sequences) or found.steps > tasks:
@@ -132,7 +132,7 @@ def is_known(name: str) -> bool:
 
 def module_of(name: str) -> ScenarioModule:
     """`file.py:name` and `package.module:name` name somebody's own."""
-    name = registry.spelled_out(name, GROUP)
+    name = registry.full_name(name, GROUP)
     if ":" in name:
         make = registry.find(name)
         try:

@@ -1,4 +1,4 @@
-"""Classes and functions by name: found in modules and files, named again, and what is said when that cannot be done."""
+"""Classes and functions by name: found in modules and files, named again, and the errors."""
 
 import functools
 import subprocess
@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from weft import errors
-from weft import registry as named
+from weft import errors, registry
 from weft.errors import WeftError
 
 
@@ -26,19 +25,19 @@ def write(folder, text, name="thing.py"):
 
 
 def test_in_a_module():
-    assert named.find("weft.errors:WeftError") is errors.WeftError
-    assert named.find("weft.errors:nearest") is errors.nearest
-    assert named.find(f"{__name__}:Here.Inner") is Here.Inner
+    assert registry.find("weft.errors:WeftError") is errors.WeftError
+    assert registry.find("weft.errors:nearest") is errors.nearest
+    assert registry.find(f"{__name__}:Here.Inner") is Here.Inner
 
 
 def test_in_a_file(tmp_path, monkeypatch):
     file = write(tmp_path, "class Thing:\n    class Inner:\n        number = 7\n")
-    found = named.find(f"{file}:Thing")
+    found = registry.find(f"{file}:Thing")
     assert found.Inner.number == 7
-    assert named.find(f"{file}:Thing.Inner") is found.Inner
+    assert registry.find(f"{file}:Thing.Inner") is found.Inner
     monkeypatch.chdir(tmp_path)
-    assert named.find("thing.py:Thing") is found  # the same file by another path
-    assert named.find(f"../{tmp_path.name}/thing.py:Thing") is found
+    assert registry.find("thing.py:Thing") is found  # the same file by another path
+    assert registry.find(f"../{tmp_path.name}/thing.py:Thing") is found
 
 
 def test_a_file_is_loaded_once(tmp_path):
@@ -47,7 +46,7 @@ def test_a_file_is_loaded_once(tmp_path):
         tmp_path, f"with open({str(notes)!r}, 'a') as file:\n    file.write('x')\nclass A: ...\nclass B: ...\n"
     )
     for name in ("A", "B", "A"):
-        named.find(f"{file}:{name}")
+        registry.find(f"{file}:{name}")
     assert notes.read_text() == "x"
 
 
@@ -56,13 +55,13 @@ def test_two_files_of_one_name_are_two(tmp_path):
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()
         files.append(write(tmp_path / str(number), f"class Thing:\n    number = {number}\n"))
-    assert [named.find(f"{file}:Thing").number for file in files] == [1, 2]
+    assert [registry.find(f"{file}:Thing").number for file in files] == [1, 2]
 
 
 def test_a_file_sees_what_lies_beside_it(tmp_path):
     write(tmp_path, "value = 5", "beside_the_thing.py")
     file = write(tmp_path, "import beside_the_thing\ndef value():\n    return beside_the_thing.value\n")
-    assert named.find(f"{file}:value")() == 5
+    assert registry.find(f"{file}:value")() == 5
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_what_is_wrong_with_a_file(tmp_path, text, name, said):
     file = write(tmp_path, text)
     for _ in range(2):  # a file that failed is not taken for loaded
         with pytest.raises(WeftError) as caught:
-            named.find(f"{file}:{name}")
+            registry.find(f"{file}:{name}")
         assert str(caught.value).startswith(f"{file} {said}")
         assert "\n" not in str(caught.value)
 
@@ -91,9 +90,9 @@ def test_what_is_wrong_with_a_file(tmp_path, text, name, said):
 def test_a_file_that_failed_can_be_mended(tmp_path):
     file = write(tmp_path, "1 / 0")
     with pytest.raises(WeftError):
-        named.find(f"{file}:Thing")
+        registry.find(f"{file}:Thing")
     file.write_text("class Thing: ...  # mended")
-    assert named.find(f"{file}:Thing").__name__ == "Thing"
+    assert registry.find(f"{file}:Thing").__name__ == "Thing"
 
 
 @pytest.mark.parametrize(
@@ -103,14 +102,14 @@ def test_a_file_that_failed_can_be_mended(tmp_path):
         ("no_such_module:Thing", "there is no module no_such_module on Python's path; install it, or name its file"),
         ("weft.no_such:Thing", "there is no module weft.no_such on Python's path"),
         ("weft.errors:WeftErorr", "weft.errors has no WeftErorr; did you mean WeftError?"),
-        ("thing.py", "'thing.py' cannot be looked up; write package.module:Name or path/to/file.py:Name"),
-        (":Thing", "':Thing' cannot be looked up"),
-        ("thing.py:", "'thing.py:' cannot be looked up"),
+        ("thing.py", "'thing.py' is not a reference; write package.module:Name or path/to/file.py:Name"),
+        (":Thing", "':Thing' is not a reference"),
+        ("thing.py:", "'thing.py:' is not a reference"),
     ],
 )
 def test_what_cannot_be_found(reference, said):
     with pytest.raises(WeftError) as caught:
-        named.find(reference)
+        registry.find(reference)
     assert str(caught.value).startswith(said)
 
 
@@ -119,9 +118,9 @@ def test_a_module_that_fails(tmp_path, monkeypatch):
     write(tmp_path, "1 / 0", "divides.py")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(WeftError, match=r"needs_another cannot be imported: ModuleNotFoundError: .*no_such_package"):
-        named.find("needs_another:Thing")
+        registry.find("needs_another:Thing")
     with pytest.raises(WeftError, match="divides cannot be imported: ZeroDivisionError: division by zero"):
-        named.find("divides:Thing")
+        registry.find("divides:Thing")
 
 
 # ---- naming
@@ -129,12 +128,14 @@ def test_a_module_that_fails(tmp_path, monkeypatch):
 
 def test_there_and_back(tmp_path):
     for thing in (errors.WeftError, errors.nearest, Here, Here.Inner):
-        assert named.find(named.reference(thing)) is thing
-    assert named.reference(Here.Inner) == f"{__name__}:Here.Inner"
+        assert registry.find(registry.reference(thing)) is thing
+    assert registry.reference(Here.Inner) == f"{__name__}:Here.Inner"
     file = write(tmp_path, "class Thing: ...")
-    found = named.find(f"{file}:Thing")
-    assert named.reference(found) == f"{file.resolve()}:Thing"  # not by its private name, which no other process knows
-    assert named.find(named.reference(found)) is found
+    found = registry.find(f"{file}:Thing")
+    assert (
+        registry.reference(found) == f"{file.resolve()}:Thing"
+    )  # not by its private name, which no other process knows
+    assert registry.find(registry.reference(found)) is found
 
 
 def local():
@@ -151,24 +152,24 @@ def local():
 )
 def test_what_cannot_be_named(thing):
     with pytest.raises(WeftError, match=r"define it .*at the top of a module"):
-        named.reference(thing)
+        registry.reference(thing)
 
 
 def test_a_name_that_means_something_else(monkeypatch):
     old = Here
     monkeypatch.setattr(sys.modules[__name__], "Here", type("Here", (), {}))
-    with pytest.raises(WeftError, match="is something else than what was given"):
-        named.reference(old)
+    with pytest.raises(WeftError, match="different object; define it"):
+        registry.reference(old)
 
 
 SCRIPT = """
-from weft import registry as named
+from weft import registry
 
 class Thing: ...
 
 def work():
-    print(named.reference(Thing))
-    print(named.find(named.reference(Thing)) is Thing)
+    print(registry.reference(Thing))
+    print(registry.find(registry.reference(Thing)) is Thing)
 
 {start}
 """
@@ -187,18 +188,16 @@ def test_in_a_script(tmp_path):
 
 def test_a_script_is_loaded_by_another_process(tmp_path):
     guarded = write(tmp_path, SCRIPT.format(start='if __name__ == "__main__":\n    work()'), "guarded.py")
-    assert named.find(f"{guarded}:Thing").__name__ == "Thing"
+    assert registry.find(f"{guarded}:Thing").__name__ == "Thing"
     careless = write(tmp_path, SCRIPT.format(start="work()"), "careless.py")
-    with pytest.raises(WeftError, match=r'careless.py runs itself .* put that under if __name__ == "__main__":'):
-        named.find(f"{careless}:Thing")
+    with pytest.raises(WeftError, match=r'careless.py runs itself .* put that code under if __name__ == "__main__":'):
+        registry.find(f"{careless}:Thing")
 
 
 def test_typed_in():
     text = "from weft import registry\nclass Thing: ...\nregistry.reference(Thing)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
-    assert done.stderr.splitlines()[-1].endswith(
-        "Thing was typed in; put it into a file, which other processes can load"
-    )
+    assert done.stderr.splitlines()[-1].endswith("move it to a file, so that other processes can import it")
 
 
 def test_torch_stays_away():
