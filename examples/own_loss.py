@@ -1,9 +1,9 @@
-"""Losses of your own: several labels at once, and a number instead of a class. Each with a scenario to try it on.
+"""User-defined losses: several labels at once, and a number instead of a class. Each with a scenario to try it on.
 
     weft run demo scenario=examples/own_loss.py:colours loss=examples/own_loss.py:SeveralLabels
     weft run demo scenario=examples/own_loss.py:lengths loss=examples/own_loss.py:Number
 
-A loss has three parts: what is minimised, how right an answer is (reported as accuracy), and what a person reads.
+A loss has three methods: what is minimized, how correct each example is (reported as accuracy), and predictions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class SeveralLabels(Loss):
         each = functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)
         return each.mean() if reduction == "mean" else each.sum()
 
-    def right(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return ((outputs > 0) == (targets > 0.5)).float().mean(1)  # the share of its labels
 
-    def answer(self, outputs: torch.Tensor) -> torch.Tensor:
+    def predict(self, outputs: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(outputs)
 
 
@@ -39,10 +39,10 @@ class Number(Loss):
         each = (outputs - targets).square().mean(1)
         return each.mean() if reduction == "mean" else each.sum()
 
-    def right(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return ((outputs - targets).abs() <= 0.1).float().mean(1)
 
-    def answer(self, outputs: torch.Tensor) -> torch.Tensor:
+    def predict(self, outputs: torch.Tensor) -> torch.Tensor:
         return outputs
 
 

@@ -1,4 +1,4 @@
-"""Models taken home: the same answers in a process that cannot import weft, for every format and network."""
+"""Exported models: the same predictions in a process that cannot import weft, for every format and network."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ import weft
 from weft import networks
 from weft.core.client import World
 from weft.export.files import FORMATS, open_model, write
-from weft.export.model import Plain, take
+from weft.export.model import TaskModel, task_from_run
 from weft.networks.lenet import LeNet
 
 pytest_plugins = ["cli_helpers"]
@@ -52,8 +52,8 @@ def mlp_run(tmp_path_factory):
     return make(tmp_path_factory.mktemp("export") / "run", network="mlp")
 
 
-def own_answers(folder, client, step, count=100):
-    """Logits by the library itself, and the test images they are for."""
+def library_logits(folder, client, step, count=100):
+    """Test images, and their logits as weft computes them."""
     world = World(weft.Plan.load(folder / "plan.toml"))
     from weft.core.storage import State
     from weft.runs.folder import read_manifest
@@ -76,21 +76,14 @@ assert importlib.util.find_spec("weft") is None
 file, images, out = sys.argv[1:]
 images = np.load(images)
 {body}
-np.savez(out, logits=logits, answer=answer, classes=np.array(facts["classes"]))
+np.savez(out, logits=logits, predictions=predictions, classes=np.array(facts["classes"]))
 """
 BY_ONNX = """
 import onnxruntime
 session = onnxruntime.InferenceSession(file)
 facts = json.loads(session.get_modelmeta().custom_metadata_map["weft"])
-logits, answer = session.run(["logits", "probabilities"], {"images": images})
+logits, predictions = session.run(["logits", "probabilities"], {"images": images})
 assert "torch" not in sys.modules
-"""
-BY_TORCH = """
-import torch
-files = {"weft.json": ""}
-model = torch.export.load(file, extra_files=files).module()
-facts = json.loads(files["weft.json"])
-logits, answer = (each.detach().numpy() for each in model(torch.from_numpy(images)))
 """
 BY_TENSORS = """
 import safetensors.torch
@@ -114,7 +107,7 @@ model = nn.Sequential(a, relu, norm(), pool(), b, relu, norm(), pool(), nn.Flatt
 with torch.no_grad():
     x = ((torch.from_numpy(images).float() - mean) / deviation).permute(0, 3, 1, 2)
     logits = model(x)
-    answer = logits.softmax(1).numpy()
+    predictions = logits.softmax(1).numpy()
     logits = logits.numpy()
 """
 
@@ -140,36 +133,36 @@ def without_weft(python, body, file, images, folder):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kind", "body"), [("onnx", BY_ONNX), ("pt2", BY_TORCH), ("safetensors", BY_TENSORS)])
+@pytest.mark.parametrize(("kind", "body"), [("onnx", BY_ONNX), ("safetensors", BY_TENSORS)])
 def test_the_same_predictions_without_weft(lenet_run, elsewhere, tmp_path, kind, body, command):
     file = tmp_path / f"model.{kind}"
     outcome = command("export", lenet_run, "--client", "1", "--task", "0", "--format", kind, "--out", file)
     assert (outcome.code, outcome.err) == (0, ""), outcome
     assert "100 test images" in outcome.out
-    images, logits = own_answers(lenet_run, 1, 0)
+    images, logits = library_logits(lenet_run, 1, 0)
     assert len(images) == 100
     found = without_weft(elsewhere, body, file, images, tmp_path)
     assert (found["logits"].argmax(1) == logits.argmax(1)).all()
     np.testing.assert_allclose(found["logits"], logits, atol=1e-4)
-    np.testing.assert_allclose(found["answer"].sum(1), 1, atol=1e-5)
+    np.testing.assert_allclose(found["predictions"].sum(1), 1, atol=1e-5)
     world = World(weft.Plan.load(lenet_run / "plan.toml"))
     assert tuple(found["classes"].tolist()) == world.task(1, 0).classes
 
 
 @pytest.mark.slow
-def test_the_plain_lenet_is_the_same_network():
+def test_the_exported_lenet_is_the_same_network():
     network = networks.build("lenet", {}, (3,))
     generator = torch.Generator().manual_seed(0)
     network.vector.normal_(0, 0.05, generator=generator)
     images = torch.randint(0, 256, (60, 32, 32, 3), generator=generator, dtype=torch.uint8)
-    plain = Plain(network, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0), 0, 3)
+    plain = TaskModel(network, (100.0, 110.0, 120.0), (50.0, 60.0, 70.0), 0, 3)
     assert isinstance(plain.body, LeNet)
     assert plain.body.plain
     assert not network.body.plain
     scaled = ((images.float() - plain.mean) / plain.deviation).permute(0, 3, 1, 2)
     torch.testing.assert_close(plain(images)[0], network.logits(scaled).detach(), rtol=1e-4, atol=1e-5)
     network.vector.zero_()
-    assert plain(images)[0].abs().max() > 0  # memory of its own
+    assert plain(images)[0].abs().max() > 0  # it shares no memory
 
 
 NETWORKS = {
@@ -195,62 +188,51 @@ def test_other_networks_methods_and_losses(tmp_path, case):
     }
     weft.run(weft.Plan(**words), tmp_path / "run")
     step = words["tasks"] - 1
-    taken = take(tmp_path / "run", 0, step)
+    exported = task_from_run(tmp_path / "run", 0, step)
     for kind in FORMATS:
-        write(taken, tmp_path / f"model.{kind}", kind)  # which holds it against the run
-        run, facts = open_model(tmp_path / f"model.{kind}", trusted=True)
-        logits, answer = run(taken.images.numpy())
-        np.testing.assert_allclose(logits, taken.logits.numpy(), atol=1e-3)
-        assert run(taken.images.numpy()[:1])[0].shape == (1, len(facts["classes"]))
+        write(exported, tmp_path / f"model.{kind}", kind)  # compares it with the run
+        predict, metadata = open_model(tmp_path / f"model.{kind}", trusted=True)
+        logits, predictions = predict(exported.images.numpy())
+        np.testing.assert_allclose(logits, exported.logits.numpy(), atol=1e-3)
+        assert predict(exported.images.numpy()[:1])[0].shape == (1, len(metadata["classes"]))
         if case == "several labels":
-            np.testing.assert_allclose(answer, 1 / (1 + np.exp(-logits)), atol=1e-5)
-        if kind != "safetensors":
-            assert facts["batch"] == (1 if case == "vit" else "any")  # whose code counts the images
-            assert str(EXAMPLES.parent) not in json.dumps(facts)  # no path of this machine goes along
+            np.testing.assert_allclose(predictions, 1 / (1 + np.exp(-logits)), atol=1e-5)
+        if kind == "onnx":
+            assert metadata["batch"] == (1 if case == "vit" else "any")  # whose code uses the batch size
+            assert str(EXAMPLES.parent) not in json.dumps(metadata)  # no path of this machine
 
 
-def test_a_file_that_answers_otherwise_is_not_kept(mlp_run, tmp_path):
-    taken = take(mlp_run, 0, 0)
-    taken.logits[0, 0] += 1
-    with pytest.raises(weft.WeftError, match="answers otherwise than the run"):
-        write(taken, tmp_path / "model.safetensors", "safetensors")
+def test_a_file_that_differs_from_the_run_is_not_kept(mlp_run, tmp_path):
+    exported = task_from_run(mlp_run, 0, 0)
+    exported.logits[0, 0] += 1
+    with pytest.raises(weft.WeftError, match="differs from the run"):
+        write(exported, tmp_path / "model.safetensors", "safetensors")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_predict(mlp_run, tmp_path, command):
-    command(
-        "export",
-        mlp_run,
-        "--client",
-        "0",
-        "--task",
-        "1",
-        "--format",
-        "safetensors",
-        "--out",
-        tmp_path / "m.safetensors",
-    )
-    images, logits = own_answers(mlp_run, 0, 1, count=5)
+    command("export", mlp_run, "--task", "1", "--format", "safetensors", "--out", tmp_path / "m.safetensors")
+    images, logits = library_logits(mlp_run, 0, 1, count=5)
     for place, image in enumerate(images):
         Image.fromarray(image).save(tmp_path / f"{place}.png")
     files = [tmp_path / f"{place}.png" for place in range(5)]
-    told = json.loads(command("predict", tmp_path / "m.safetensors", *files, "--json").out)
-    found = np.array([list(one["probabilities"].values()) for one in told])
+    printed = json.loads(command("predict", tmp_path / "m.safetensors", *files, "--json").out)
+    found = np.array([list(one["probabilities"].values()) for one in printed])
     assert (found.argmax(1) == logits.argmax(1)).all()
     lines = command("predict", tmp_path / "m.safetensors", *files).out.splitlines()
-    names = list(told[0]["probabilities"])
+    names = list(printed[0]["probabilities"])
     assert [names[row.argmax()] in line for row, line in zip(found, lines, strict=True)] == [True] * 5
 
 
 @pytest.mark.parametrize("key", ["network", "loss"])
-def test_a_file_that_names_code_runs_none_of_it(key, mlp_run, tmp_path):
-    """Files travel: what one names is run only if somebody says that he knows where it comes from."""
+def test_code_that_an_untrusted_file_names_does_not_run(key, mlp_run, tmp_path):
+    """Code that a file names runs only if the user trusts the file."""
     path, mark = tmp_path / "model.safetensors", tmp_path / "mark"
-    write(take(mlp_run, 0, 0), path, "safetensors")
+    write(task_from_run(mlp_run, 0, 0), path, "safetensors")
     with safetensors.safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["weft"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     code = tmp_path / "code.py"
     code.write_text(f"from pathlib import Path\nPath({str(mark)!r}).touch()\nAny = None\n")
     safetensors.torch.save_file(tensors, path, {"weft": json.dumps(facts | {key: f"{code}:Any"})})
@@ -258,7 +240,7 @@ def test_a_file_that_names_code_runs_none_of_it(key, mlp_run, tmp_path):
         open_model(path)
     assert not mark.exists()
     with pytest.raises((weft.WeftError, TypeError)):
-        open_model(path, trusted=True)  # it is no network and no loss, but now it was looked at
+        open_model(path, trusted=True)  # neither a network nor a loss, but now it was imported
     assert mark.exists()
 
 
@@ -267,28 +249,26 @@ def test_a_file_that_names_code_runs_none_of_it(key, mlp_run, tmp_path):
     ("words", "said"),
     [
         (["export", "RUN", "--client", "5"], "there is no client 5; choose 0 to 1"),
-        (["export", "RUN", "--task", "2"], "has not finished a task 2; choose 0 to 1"),
+        (["export", "RUN", "--task", "2"], "has not finished task 2; choose 0 to 1"),
         (["export", "nothing"], "is not a run folder"),
-        (["export", "RUN", "--format", "pt2", "--out", "no/where.pt2"], "cannot be written"),
-        (["predict", "model.bin", "a.png"], "ends in none of"),
+        (["export", "RUN", "--format", "onnx", "--out", "no/where.onnx"], "choose another --out"),
+        (["predict", "model.bin", "a.png"], "has none of the suffixes"),
         (["predict", "model.onnx", "a.png"], "there is no file model.onnx"),
-        (["predict", "bad.onnx", "a.png"], "is no model that weft export wrote"),
-        (["predict", "bad.pt2", "a.png", "--trust"], "is no model that weft export wrote"),
-        (["predict", "bad.pt2", "a.png"], "torch opens bad.pt2 with pickle"),
-        (["predict", "bad.safetensors", "a.png"], "is no model that weft export wrote"),
+        (["predict", "bad.onnx", "a.png"], "is not a model that weft export wrote"),
+        (["predict", "bad.safetensors", "a.png"], "is not a model that weft export wrote"),
         (["predict", "good.safetensors", "bad.onnx"], "bad.onnx cannot be read as a picture"),
     ],
 )
-def test_mistakes_are_one_line(mlp_run, tmp_path, command, words, said):
+def test_errors_are_one_line(mlp_run, tmp_path, command, words, said):
     for kind in FORMATS:
         (tmp_path / f"bad.{kind}").write_bytes(b"nothing of the kind")
     if "good.safetensors" in words:
-        write(take(mlp_run, 0, 0), tmp_path / "good.safetensors", "safetensors")
+        write(task_from_run(mlp_run, 0, 0), tmp_path / "good.safetensors", "safetensors")
     words = [str(mlp_run) if word == "RUN" else word for word in words]
     assert_one_line(command(*words, cwd=tmp_path), said)
 
 
-def test_without_the_extra_it_says_so(mlp_run, tmp_path, monkeypatch):
+def test_without_the_extra_the_error_names_it(mlp_run, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(weft.WeftError, match=r"pip install 'weft\[export\]'"):
-        write(take(mlp_run, 0, 0), tmp_path / "model.onnx", "onnx")
+        write(task_from_run(mlp_run, 0, 0), tmp_path / "model.onnx", "onnx")

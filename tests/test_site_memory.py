@@ -215,22 +215,22 @@ def test_deep_images_and_how_deep_they_are(images, site):
 def test_a_task_is_learned_and_its_model_taken_home(images, site, tmp_path):
     """Two classes that differ in brightness are told apart, by the run and by the file that comes out of it."""
     from weft.export.files import open_model, write
-    from weft.export.model import take_at_site
+    from weft.export.model import task_from_site
 
     announce(site, images)
     memory = Memory(site / "state" / "run", own_plan(), 1)
-    with pytest.raises(WeftError, match="remembers no run run"):
-        take_at_site(site, "run", 0)
+    with pytest.raises(WeftError, match="has no run run"):
+        task_from_site(site, "run", 0)
     replies = [
         memory.answer(request(0, "begin", *["train"])),
         *(memory.answer(request(place, "train")) for place in range(1, 8)),
     ]
     assert not any(decode(reply).error for reply in replies)
-    with pytest.raises(WeftError, match="has not finished a task 0; none is finished yet"):
-        take_at_site(site, "run", 0)
+    with pytest.raises(WeftError, match="has not finished task 0"):
+        task_from_site(site, "run", 0)
     tested = decode(memory.answer(request(8, "finish", "test")))
     assert tested.numbers["accuracy"] == [1.0]
-    taken = take_at_site(site, "run", 0)
+    taken = task_from_site(site, "run", 0)
     write(taken, tmp_path / "model.safetensors", "safetensors")
     run, facts = open_model(tmp_path / "model.safetensors")
     assert (facts["classes"], facts["bits"]) == (["dark", "light"], sites.DEPTH)

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from weft.export.model import Taken
+    from weft.export.model import ExportedTask
 
 
 class Kind(StrEnum):
     safetensors = "safetensors"
     onnx = "onnx"
-    pt2 = "pt2"
 
 
 def add_to(app: typer.Typer) -> None:
@@ -41,19 +40,18 @@ def export_command(
 
     Images in as bytes, logits and probabilities out. The file is held against the run on test images before it is kept.
     """
-    from weft.export.model import take
+    from weft.export.model import task_from_run
 
-    write_out(take(folder, client, task), file or Path(f"client{client}-task{task}.{kind.value}"), kind)
+    write_out(task_from_run(folder, client, task), file or Path(f"client{client}-task{task}.{kind.value}"), kind)
 
 
-def write_out(taken: Taken, path: Path, kind: Kind) -> None:
+def write_out(exported: ExportedTask, path: Path, kind: Kind) -> None:
     from weft.export.files import write
 
-    difference = write(taken, path, kind.value)
-    names = ", ".join(taken.facts["classes"])
-    trust = " --trust" if kind is Kind.pt2 else ""  # torch opens it with pickle
-    say(f"{path}: {taken.facts['task']} ({names}); the run's own answers on {len(taken.images)} test images")
-    say(f"largest difference of a logit: {difference:.1e}; weft predict {path} IMAGE...{trust} tries it")
+    difference = write(exported, path, kind.value)
+    names = ", ".join(exported.metadata["classes"])
+    say(f"{path}: {exported.metadata['task']} ({names}); checked on {len(exported.images)} test images")
+    say(f"largest difference of a logit: {difference:.1e}; weft predict {path} IMAGE... tries it")
 
 
 def predict_command(
@@ -67,11 +65,11 @@ def predict_command(
 
     from weft.export.files import open_model
 
-    run, facts = open_model(file, trusted=trust)
-    _, answers = run(np.stack([_picture(path, facts) for path in images]))
+    predict, facts = open_model(file, trusted=trust)
+    _, answers = predict(np.stack([_picture(path, facts) for path in images]))
     found = [dict(zip(facts["classes"], map(float, row), strict=True)) for row in answers]
     if as_json:
-        told = [{"image": str(path), facts["answers"]: row} for path, row in zip(images, found, strict=True)]
+        told = [{"image": str(path), facts["predictions"]: row} for path, row in zip(images, found, strict=True)]
         print_json(told)
         return
     for path, row in zip(images, found, strict=True):
@@ -90,7 +88,7 @@ def _picture(path: Path, facts: dict[str, Any]) -> NDArray[np.uint8]:
 
 
 def _in_words(row: dict[str, float], facts: dict[str, Any]) -> str:
-    if facts["answers"] != "probabilities":
+    if facts["predictions"] != "probabilities":
         return ", ".join(f"{name} {value:.3f}" for name, value in row.items())
     best, *others = sorted(row, key=lambda name: -row[name])
     return f"{best} {100 * row[best]:.1f} %" + (f", then {others[0]} {100 * row[others[0]]:.1f} %" if others else "")

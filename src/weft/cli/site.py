@@ -261,12 +261,12 @@ def export_command(
     """A task's model out of a federation, as one file that needs no weft; it is at its site and nowhere else."""
     site = open_site(folder)
     os.environ["WEFT_SITE"] = str(site.folder)  # whose tasks are meant
-    from weft.export.model import take_at_site
+    from weft.export.model import task_from_site
     from weft.flower import remembered
 
     meant = remembered.run_called(run, remembered.known(site.folder))
     say(f"run {meant.in_words()}")
-    write_out(take_at_site(site.folder, meant.id, task), file or Path(f"{site.name}-task{task}.{kind.value}"), kind)
+    write_out(task_from_site(site.folder, meant.id, task), file or Path(f"{site.name}-task{task}.{kind.value}"), kind)
 
 
 @app.command("leave")

@@ -200,7 +200,7 @@ def test(world: World, state: State, request: Message, lesson: Lesson) -> dict[s
         found["accuracy"].append(here.network.measure(batches)[0])
         if world.plan.metrics is not None:
             first, classes = world.own_head(lesson.client, step)
-            answers = here.network.answers(batches)[:, first : first + classes].double().cpu().numpy()
+            answers = here.network.predictions(batches)[:, first : first + classes].double().cpu().numpy()
             labels = batches.labels.cpu().numpy() - first
             measured = metrics.measure_all(world.plan.metrics.split(","), labels, answers)
             found.setdefault("metrics", []).append(measured)

@@ -1,1 +1,1 @@
-"""A task's model out of a run folder, as a file that needs no weft: from bytes of an image to an answer by class."""
+"""Export the model of one task as a file that needs no weft: image bytes in, logits and predictions out."""

@@ -1,8 +1,7 @@
-"""The files that a model is taken home in, written and opened again.
+"""Write and open the files of an exported model. Both formats keep JSON metadata under the key "weft".
 
-onnx          a graph for onnxruntime and whatever else reads ONNX     facts in its metadata, under "weft"
-pt2           a program for torch.export.load, which needs torch alone     facts in its file weft.json
-safetensors   the tensors by name; whoever reads them brings the network     facts in its metadata, under "weft"
+onnx          a graph for onnxruntime and other software that reads ONNX
+safetensors   the tensors by name; the reader provides the network
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import json
 import logging
 import struct
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,37 +19,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.errors import WeftError
+from weft.lazy import torch
 from weft.registry import error_line
 
 if TYPE_CHECKING:
-    from weft.export.model import Facts, Plain, Taken
+    from weft.export.model import ExportedTask, Metadata, TaskModel
 
-Format = Literal["safetensors", "onnx", "pt2"]
-FORMATS: tuple[Format, ...] = ("safetensors", "onnx", "pt2")
-TOLERANCE = 1e-3  # of logits, beside those of the run; other orders of summing give a thousandth of it
-NEEDS = "needs onnx, onnxscript and onnxruntime: pip install 'weft[export]'"
+Format = Literal["safetensors", "onnx"]
+FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
+TOLERANCE = 1e-3  # of logits; a different order of summation gives about a thousandth of it
+MISSING = "needs onnx, onnxscript and onnxruntime: pip install 'weft[export]'"
 
 Images = NDArray[np.uint8]  # (batch, height, width, 3)
-Answers = tuple[NDArray[np.float32], NDArray[np.float32]]  # logits, and what a person wants to read
-Run = Callable[[Images], Answers]
+Outputs = tuple[NDArray[np.float32], NDArray[np.float32]]  # logits and predictions
+Predict = Callable[[Images], Outputs]
 
 
-def write(taken: Taken, path: Path, kind: Format) -> float:
-    """Write the file, open it again and hold it against the run; gives the largest difference of a logit.
+def write(exported: ExportedTask, path: Path, kind: Format) -> float:
+    """Write the file, open it again and compare it with the run; return the largest difference of a logit.
 
-    The file is there whole and checked, or not at all.
+    The file exists complete and checked, or not at all.
     """
     if not path.parent.is_dir():
         raise WeftError(f"{path} cannot be written: there is no folder {path.parent}; choose another --out")
     partial = path.with_name(f".{path.name}.part.{kind}")
     try:
-        WRITE[kind](taken.model, taken.facts, partial)
-        run, _ = open_model(partial, kind, trusted=True)
-        logits, _ = run(taken.images.numpy())
-        wanted = taken.logits.numpy()
-        difference = float(np.abs(logits - wanted).max())
-        if not difference <= TOLERANCE * max(1.0, float(np.abs(wanted).max())):
-            raise WeftError(f"the exported model answers otherwise than the run (by {difference:.3g}); it is not kept")
+        (_write_onnx if kind == "onnx" else _write_safetensors)(exported.model, exported.metadata, partial)
+        predict, _ = open_model(partial, kind, trusted=True)
+        logits, _ = predict(exported.images.numpy())
+        expected = exported.logits.numpy()
+        difference = float(np.abs(logits - expected).max())
+        if not difference <= TOLERANCE * max(1.0, float(np.abs(expected).max())):
+            raise WeftError(f"the exported model differs from the run (logits by {difference:.3g}) and is not kept")
         partial.replace(path)
     except OSError as error:
         raise WeftError(f"{path} cannot be written ({error.strerror or error}); choose another --out") from None
@@ -60,70 +59,52 @@ def write(taken: Taken, path: Path, kind: Format) -> float:
     return difference
 
 
-def _write_safetensors(model: Plain, facts: Facts, path: Path) -> None:
+def _write_safetensors(model: TaskModel, metadata: Metadata, path: Path) -> None:
     import safetensors.torch
 
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in model.state_dict().items()}
-    safetensors.torch.save_file(tensors, path, metadata={"weft": json.dumps(facts)})
+    safetensors.torch.save_file(tensors, path, metadata={"weft": json.dumps(metadata)})
 
 
-def _write_pt2(model: Plain, facts: Facts, path: Path) -> None:
-    import torch
-
-    with _quiet():
-        program, told_along = _program(model, facts)
-        try:
-            torch.export.save(program, path, extra_files={"weft.json": json.dumps(told_along)})
-        except RuntimeError as error:  # so torch tells of a full disk
-            raise OSError(error_line(error)) from None
-
-
-def _write_onnx(model: Plain, facts: Facts, path: Path) -> None:
+def _write_onnx(model: TaskModel, metadata: Metadata, path: Path) -> None:
     try:
         import onnxruntime  # noqa: F401 - the file is checked with it
         import onnxscript  # noqa: F401 - torch.onnx is written in it
     except ImportError:
-        raise WeftError(f"--format onnx {NEEDS}; --format safetensors needs nothing more") from None
-    import torch
-
-    with _quiet():
-        program, told_along = _program(model, facts)
-        names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits", facts["answers"]]}
+        raise WeftError(f"--format onnx {MISSING}; --format safetensors needs nothing more") from None
+    with _no_warnings():
+        program, batch = _trace(model, metadata)
+        names: dict[str, Any] = {"input_names": ["images"], "output_names": ["logits", metadata["predictions"]]}
         try:
-            found = torch.onnx.export(program, dynamo=True, verbose=False, **names)
+            graph = torch.onnx.export(program, dynamo=True, verbose=False, **names)
         except Exception as error:
-            raise WeftError(f"the network {facts['network']} cannot be written as ONNX: {error_line(error)}") from error
-        assert found is not None
-        found.model.metadata_props["weft"] = json.dumps(told_along)
-        found.save(str(path))
+            raise WeftError(
+                f"the network {metadata['network']} cannot be written as ONNX: {error_line(error)}"
+            ) from error
+        assert graph is not None
+        # a graph is complete: it names no code, and so no path of the machine on which it was made
+        public = {key: value for key, value in metadata.items() if key not in ("network", "network_options", "loss")}
+        graph.model.metadata_props["weft"] = json.dumps({**public, "batch": batch})
+        graph.save(str(path))
 
 
-def _program(model: Plain, facts: Facts) -> tuple[Any, Facts]:
-    """The model as torch traces it, for any number of images at once; for one, if its code counts them (`len(x)`)."""
-    import torch
-
+def _trace(model: TaskModel, metadata: Metadata) -> tuple[Any, str | int]:
+    """The model traced by torch for a batch of any size, or of one image if its code uses the size (`len(x)`)."""
     dynamic: tuple[Any, ...] = ({0: torch.export.Dim("batch")},)
-    problem = None
+    cause = None
     for batch, shapes in (("any", dynamic), (1, None)):
-        example = torch.zeros((2 if batch == "any" else 1, *facts["image"]), dtype=torch.uint8)
+        example = torch.zeros((2 if batch == "any" else 1, *metadata["image"]), dtype=torch.uint8)
         try:
-            program = torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False)
+            return torch.export.export(model, (example,), dynamic_shapes=shapes, strict=False), batch
         except Exception as error:
-            problem = error
-            continue
-        return program, {**_without_code(facts), "batch": batch}
-    assert problem is not None
-    raise WeftError(f"the network {facts['network']} cannot be exported by torch: {error_line(problem)}") from problem
-
-
-def _without_code(facts: Facts) -> Facts:
-    """A graph is complete: it names no code, and so no path of the machine that it was made on."""
-    return {key: value for key, value in facts.items() if key not in ("network", "network_options", "loss")}
+            cause = error
+    assert cause is not None
+    raise WeftError(f"the network {metadata['network']} cannot be exported by torch: {error_line(cause)}") from cause
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """torch's exporters warn of their own future, and of packages that are not needed here."""
+def _no_warnings() -> Iterator[None]:
+    """Silence torch's exporter, which warns of its future versions and of packages that are not needed here."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -134,107 +115,64 @@ def _quiet() -> Iterator[None]:
         logging.disable(level)
 
 
-WRITE: dict[Format, Callable[[Plain, Facts, Path], None]] = {
-    "safetensors": _write_safetensors,
-    "onnx": _write_onnx,
-    "pt2": _write_pt2,
-}
+def open_model(path: Path, kind: str | None = None, trusted: bool = False) -> tuple[Predict, Metadata]:
+    """A function from images to logits and predictions, and the metadata; the format is the suffix unless given.
 
-
-# ---- opening ---------------------------------------------------------------------------------------------------------
-
-
-def open_model(path: Path, kind: str | None = None, trusted: bool = False) -> tuple[Run, Facts]:
-    """A function from images to answers, and the facts, of a file of any of the formats; by its ending if not said.
-
-    Only a trusted file may name code that is run: a network or loss of somebody's own, or all that pickle can do.
+    Only a trusted file may name code that is run: a user-defined network or loss.
     """
     kind = kind or path.suffix.removeprefix(".")
-    if kind not in OPEN:
-        raise WeftError(f"{path} ends in none of {', '.join(f'.{each}' for each in FORMATS)}; weft export wrote which?")
+    if kind not in FORMATS:
+        raise WeftError(f"{path} has none of the suffixes .safetensors and .onnx; name a file that weft export wrote")
     if not path.is_file():
-        raise WeftError(f"there is no file {path}; weft export makes one")
-    if kind == "pt2" and not trusted:
-        raise WeftError(f"torch opens {path} with pickle, which can run anything: add --trust if you know who wrote it")
+        raise WeftError(f"there is no file {path}; weft export writes one")
     try:
-        run, facts = OPEN[kind](path, trusted)
-        return (_one_by_one(run) if facts.get("batch") == 1 else run), facts
+        return _open_onnx(path) if kind == "onnx" else _open_safetensors(path, trusted)
     except WeftError:
         raise
-    except (OSError, ValueError, KeyError, RuntimeError, struct.error, zipfile.BadZipFile) as error:
-        raise WeftError(f"{path} is no model that weft export wrote: {error_line(error)}") from None
+    except (OSError, ValueError, KeyError, RuntimeError, struct.error) as error:
+        raise WeftError(f"{path} is not a model that weft export wrote: {error_line(error)}") from None
 
 
-def _one_by_one(run: Run) -> Run:
-    def each(images: Images) -> Answers:
-        found = [run(images[place : place + 1]) for place in range(len(images))]
-        return np.concatenate([logits for logits, _ in found]), np.concatenate([answer for _, answer in found])
-
-    return each
-
-
-def _open_safetensors(path: Path, trusted: bool) -> tuple[Run, Facts]:
+def _open_safetensors(path: Path, trusted: bool) -> tuple[Predict, Metadata]:
     import safetensors.torch
 
-    from weft.export.model import rebuilt
+    from weft.export.model import rebuild
 
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {})["weft"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            metadata = json.loads((file.metadata() or {})["weft"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from None
-    own = [str(facts[key]) for key in ("network", "loss") if ":" in str(facts[key])]
-    if own and not trusted:
-        raise WeftError(f"{path} names code to run ({', '.join(own)}): add --trust if you know who wrote it")
-    model = rebuilt(facts)
+    code = [str(metadata[key]) for key in ("network", "loss") if ":" in str(metadata[key])]
+    if code and not trusted:
+        raise WeftError(f"{path} names code to run ({', '.join(code)}): add --trust if you trust its author")
+    model = rebuild(metadata)
     model.load_state_dict(tensors)
-    return _by_torch(model), facts
+
+    def predict(images: Images) -> Outputs:
+        with torch.no_grad():
+            logits, predictions = model(torch.from_numpy(images))
+        return logits.numpy(), predictions.numpy()
+
+    return predict, metadata
 
 
-def _open_pt2(path: Path, trusted: bool) -> tuple[Run, Facts]:
-    if not trusted:
-        raise WeftError(f"torch opens {path} with pickle: add --trust if you know who wrote it")
-    import torch
-
-    files = {"weft.json": ""}
-    with _quiet():
-        program = torch.export.load(path, extra_files=files)
-    return _by_torch(program.module()), json.loads(files["weft.json"])
-
-
-def _open_onnx(path: Path, _: bool) -> tuple[Run, Facts]:
+def _open_onnx(path: Path) -> tuple[Predict, Metadata]:
     try:
         import onnxruntime
     except ImportError:
-        raise WeftError(f"an .onnx file {NEEDS}") from None
+        raise WeftError(f"an .onnx file {MISSING}") from None
     try:
         session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    except Exception as error:  # its errors share no class but this one
+    except Exception as error:  # its errors have no other common class
         raise ValueError(error_line(error)) from None
-    facts = json.loads(session.get_modelmeta().custom_metadata_map["weft"])
-    (given,) = [each.name for each in session.get_inputs()]
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["weft"])
+    (name,) = [each.name for each in session.get_inputs()]
 
-    def run(images: Images) -> Answers:
-        logits, answer = session.run(None, {given: images})
-        return logits, answer
+    def predict(images: Images) -> Outputs:
+        size = 1 if metadata.get("batch") == 1 else len(images)
+        outputs = [session.run(None, {name: images[start : start + size]}) for start in range(0, len(images), size)]
+        return np.concatenate([logits for logits, _ in outputs]), np.concatenate([last for _, last in outputs])
 
-    return run, facts
-
-
-def _by_torch(model: Callable[..., Any]) -> Run:
-    import torch
-
-    def run(images: Images) -> Answers:
-        with torch.no_grad():
-            logits, answer = model(torch.from_numpy(images))
-        return logits.numpy(), answer.numpy()
-
-    return run
-
-
-OPEN: dict[str, Callable[[Path, bool], tuple[Run, Facts]]] = {
-    "safetensors": _open_safetensors,
-    "onnx": _open_onnx,
-    "pt2": _open_pt2,
-}
+    return predict, metadata

@@ -1,4 +1,4 @@
-"""The composed theta of one task as a plain nn.Module: normalisation, body and head in one."""
+"""The weights of one task as a plain nn.Module: normalization, body and head."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from weft.runs.run import check_images
 from weft.scenarios import sites
 from weft.scenarios.sites import DEPTH
 
-CHECKED = 100  # test images on which an exported file is held against the run
+CHECKED_IMAGES = 100  # test images on which an exported file is compared with the run
 
-Facts = dict[str, Any]  # what a reader of the file should know; JSON
+Metadata = dict[str, Any]  # what the user of the file needs to know; JSON
 
 
-class Plain(nn.Module):
-    """uint8 images (batch, height, width, 3) in; logits and what a person wants to read (probabilities) out."""
+class TaskModel(nn.Module):
+    """uint8 images (batch, height, width, 3) in; logits and predictions (usually probabilities) out."""
 
     def __init__(self, network: Network, mean: tuple[float, ...], deviation: tuple[float, ...], first: int, count: int):
-        """Of a network as it stands: its body and the `count` outputs of its heads from `first` on."""
+        """Copy the body of a network and `count` outputs of its heads, starting at output `first`."""
         super().__init__()
-        self.body = _plain_body(network.body)
+        self.body = _inference_body(network.body)
         weight, bias = (each.detach().cpu()[first : first + count].clone() for each in network.parameters[-2:])
         self.head = nn.Linear(weight.shape[1], count)
         self.head.load_state_dict({"weight": weight, "bias": bias})
@@ -48,96 +48,95 @@ class Plain(nn.Module):
     def forward(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         scaled = (images.float() - self.mean) / self.deviation  # (batch, height, width, channels)
         logits = self.head(self.body(scaled.permute(0, 3, 1, 2)))
-        return logits, self.objective.answer(logits)
+        return logits, self.objective.predict(logits)
 
 
-def _plain_body(body: nn.Module) -> nn.Module:
-    """A copy with memory of its own, without what only training needs."""
-    found = copy.deepcopy(body).cpu()
-    for module in found.modules():
+def _inference_body(body: nn.Module) -> nn.Module:
+    """A copy that shares no memory with `body` and lacks what only training needs."""
+    copied = copy.deepcopy(body).cpu()
+    for module in copied.modules():
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(getattr(hook, "__self__", None), Dropout):
                 del module._forward_pre_hooks[key]
         for name, buffer in module._buffers.items():
             module._buffers[name] = None if buffer is None else buffer.clone()
-        if isinstance(getattr(module, "plain", None), bool):  # it has a form in ordinary operations
+        if isinstance(getattr(module, "plain", None), bool):  # it can compute with standard operations only
             module.plain = True  # type: ignore[assignment]
-    return found
+    return copied
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A task's model, what to know about it, and test images with the logits that the run itself gives for them."""
+class ExportedTask:
+    """The model of a task, its metadata, and test images with the logits that the run computes for them."""
 
-    model: Plain
-    facts: Facts
+    model: TaskModel
+    metadata: Metadata
     images: torch.Tensor  # uint8
     logits: torch.Tensor
 
 
-def take(folder: Path, client: int, step: int) -> Taken:
-    """The model of one task of one client, from the last checkpoint of a run."""
+def task_from_run(folder: Path, client: int, task: int) -> ExportedTask:
+    """One task of one client, from the last checkpoint of a run."""
     plan = read_plan(folder)
     if has_sites(folder):
-        raise WeftError(f"the clients of {folder} are sites, which keep their models: weft site export at the site")
+        raise WeftError(f"the clients of {folder} are sites, which keep their models: use weft site export at the site")
     manifest = read_manifest(folder / "checkpoints")
     if manifest is None:
-        raise WeftError(f"the run in {folder} has no checkpoint yet; {way_on(folder)} goes on with it")
-    check_images(folder)  # the normalisation comes from them
+        raise WeftError(f"the run in {folder} has no checkpoint yet; {way_on(folder)} continues it")
+    check_images(folder)  # the normalization comes from them
     if not 0 <= client < plan.clients:
         raise WeftError(f"there is no client {client}; choose 0 to {plan.clients - 1}")
     if str(client) not in manifest["clients"]:
-        raise WeftError(f"client {client} has learned nothing yet; {way_on(folder)} goes on with it")
+        raise WeftError(f"client {client} has not trained yet; {way_on(folder)} continues the run")
     state = State.load(folder / "checkpoints", manifest["clients"][str(client)])
-    return _taken(plan, state, client, step, plan.scenario_options.get("bits", DEPTH))
+    return _export(plan, state, client, task, plan.scenario_options.get("bits", DEPTH))
 
 
-def take_at_site(site: Path, run: str, step: int) -> Taken:
-    """The model of one task that a site keeps of a run; WEFT_SITE names the site, whose tasks are meant."""
+def task_from_site(site: Path, run: str, task: int) -> ExportedTask:
+    """One task that a site keeps of a run; WEFT_SITE names the site whose tasks are loaded."""
     folder = site / "state" / run
     manifest = read_manifest(folder)
     if manifest is None or not manifest["states"]:
-        raise WeftError(f"{site} remembers no run {run}; weft site status lists those that it does")
+        raise WeftError(f"{site} has no run {run}; weft site status lists its runs")
     plan = Plan.load(folder / "plan.toml")
     ((client, reference),) = manifest["states"].items()
     known = sites.listed(site)
-    bits = known[step]["bits"] if plan.scenario == "sites" and step < len(known) else DEPTH
-    return _taken(plan, State.load(folder, reference), int(client), step, bits)
+    bits = known[task]["bits"] if plan.scenario == "sites" and task < len(known) else DEPTH
+    return _export(plan, State.load(folder, reference), int(client), task, bits)
 
 
-def _taken(plan: Plan, state: State, client: int, step: int, bits: int) -> Taken:
+def _export(plan: Plan, state: State, client: int, task_index: int, bits: int) -> ExportedTask:
     finished = state.numbers.get("finished", -1)
-    if not 0 <= step <= finished:
-        known = f"choose 0 to {finished}" if finished >= 0 else "none is finished yet"
-        raise WeftError(f"client {client} has not finished a task {step}; {known}")
+    if not 0 <= task_index <= finished:
+        known = f"choose 0 to {finished}" if finished >= 0 else "it has not finished any task yet"
+        raise WeftError(f"client {client} has not finished task {task_index}; {known}")
     world = World(plan)
-    lesson, task = world.lesson(client, step), world.task(client, step)
-    world.method.answer_for(state, step, lesson)
-    first, count = world.own_head(client, step)
-    model = Plain(lesson.network, task.mean, task.deviation, first, count)
-    batches = world.batches(client, step, "test")
+    lesson, task = world.lesson(client, task_index), world.task(client, task_index)
+    world.method.answer_for(state, task_index, lesson)
+    first, count = world.own_head(client, task_index)
+    batches = world.batches(client, task_index, "test")
     with torch.no_grad():
-        images, _ = batches.take(slice(0, CHECKED))
+        images, _ = batches.take(slice(0, CHECKED_IMAGES))
         logits = lesson.network.logits(images)[:, first : first + count].cpu()
-    side = list(batches.images.shape[1:])
-    facts: Facts = {
+    metadata: Metadata = {
         "weft": importlib.metadata.version("weft"),
         "task": task.name,
         "classes": list(task.classes),
-        "answers": "probabilities" if plan.loss is None else "outputs",
-        "image": side,  # height, width, channels; uint8
+        "predictions": "probabilities" if plan.loss is None else "outputs",
+        "image": list(batches.images.shape[1:]),  # height, width, channels; uint8
         "mean": list(task.mean),
         "deviation": list(task.deviation),
-        "bits": bits,  # of pictures deeper than 8 bits: 2 ** bits - 1 is white
+        "bits": bits,  # of images deeper than 8 bits: 2 ** bits - 1 is white
         "network": plan.network,
         "network_options": plan.network_options,
         "loss": plan.loss,
     }
-    return Taken(model, facts, batches.images[:CHECKED].cpu(), logits)
+    model = TaskModel(lesson.network, task.mean, task.deviation, first, count)
+    return ExportedTask(model, metadata, batches.images[:CHECKED_IMAGES].cpu(), logits)
 
 
-def rebuilt(facts: Facts) -> Plain:
-    """The module that tensors of an exported file belong to, by weft's own networks."""
-    classes = len(facts["classes"])
-    network = networks.build(facts["network"], facts["network_options"], (classes,), "cpu", facts["loss"])
-    return Plain(network, tuple(facts["mean"]), tuple(facts["deviation"]), 0, classes)
+def rebuild(metadata: Metadata) -> TaskModel:
+    """The module for the tensors of an exported file, with the network that its metadata names."""
+    classes = len(metadata["classes"])
+    network = networks.build(metadata["network"], metadata["network_options"], (classes,), "cpu", metadata["loss"])
+    return TaskModel(network, tuple(metadata["mean"]), tuple(metadata["deviation"]), 0, classes)

@@ -1,7 +1,7 @@
-"""The networks by name. Their options are described here, so that a plan can be checked before torch is loaded.
+"""The networks by name. Their options are defined here, so that a plan can be checked before torch is loaded.
 
-`package.module:Name` and `path/to/file.py:Name` name somebody's own: a class or function that is called with the
-options `network.*` and gives an nn.Module, which maps images (batch, 3, 32, 32) to features (batch, n).
+`package.module:Name` and `path/to/file.py:Name` name a user-defined network: a class or function that is called with
+the options `network.*` and returns an nn.Module, which maps images (batch, 3, 32, 32) to features (batch, n).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LeNetOptions(BaseModel):
 
 
 class MlpOptions(BaseModel):
-    """Two fully connected layers, for trying things out in seconds."""
+    """Two fully connected layers, for quick experiments."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -46,81 +46,81 @@ class ResNet18Options(BaseModel):
 
     stem: Literal["small", "classical"] = "small"  # 3x3 without pooling for 32x32 images; 7x7 and pooling for larger
     norm: Literal["batch", "group"] = "batch"
-    statistics: Statistics = "own"  # of batch norm: a set for each task, which stays; or one that travels
+    statistics: Statistics = "own"  # of batch norm: kept per task, or averaged by the server
 
 
 NETWORKS: dict[str, type[BaseModel]] = {"lenet": LeNetOptions, "mlp": MlpOptions, "resnet18": ResNet18Options}
-SEED = 0  # of what modules make themselves, such as position embeddings: the same in every process and for every plan
+SEED = 0  # for what modules initialize, such as position embeddings: equal in every process and for every plan
 
 
 def options_of(name: str) -> type[BaseModel]:
-    if (maker := _maker(name)) is not None:
+    if (factory := _factory(name)) is not None:
         try:
-            return options_from(maker)
+            return options_from(factory)
         except WeftError as problem:
             raise WeftError(f"network {name}: {problem}") from None
     if name.endswith(".py"):
-        raise WeftError(f"{name} is a file; name the class in it too, as in {name}:MyNetwork")
+        raise WeftError(f"{name} is a file; also name the class in it, as in {name}:MyNetwork")
     if name not in NETWORKS:
         raise WeftError(f"there is no network {name!r}; {nearest(name, NETWORKS)}")
     return NETWORKS[name]
 
 
 def check_loss(name: str) -> None:
-    """A `WeftError` if it names no loss."""
+    """Raise a `WeftError` unless `name` is a loss."""
     if ":" not in name:
-        raise WeftError(f"loss={name} names no loss; write file.py:Name, or leave it out for cross entropy")
+        raise WeftError(f"loss={name} is not a loss; write file.py:Name, or omit it for cross entropy")
     found = registry.find(name)
     if not callable(getattr(found, "loss", None)) or not isinstance(found, type):
-        raise WeftError(f"{name} is no loss; it has to be a class derived from weft.networks.losses.Loss")
+        raise WeftError(f"{name} is not a loss; it must be a class derived from weft.networks.losses.Loss")
 
 
 def build(
     name: str, options: dict[str, object], heads: tuple[int, ...], device: str = "cpu", loss: str | None = None
 ) -> Network:
-    """The network with heads of so many classes; one for each kind, since it is scratch memory that clients share."""
+    """The network with heads of these sizes; clients share it as scratch memory."""
     chosen = options_of(name).model_validate(options)
-    return _build(name, _maker(name), chosen.model_dump_json(), heads, device, loss)
+    return _build(name, _factory(name), chosen.model_dump_json(), heads, device, loss)
 
 
-def _maker(name: str) -> Any:
-    """What makes somebody's own network; None if the name is not of that form."""
+def _factory(name: str) -> Any:
+    """The class or function of a user-defined network; None for a built-in one."""
     return registry.find(name) if ":" in name else None
 
 
 @functools.lru_cache(maxsize=8)
-def _build(name: str, maker: Any, text: str, heads: tuple[int, ...], device: str, loss: str | None) -> Network:
+def _build(name: str, factory: Any, text: str, heads: tuple[int, ...], device: str, loss: str | None) -> Network:
     import torch
 
     from weft.networks.flat import Network
 
-    given = options_of(name).model_validate_json(text).model_dump()  # as JSON they can be a key, even lists
-    statistics = given.pop("statistics", "own")
+    options = options_of(name).model_validate_json(text).model_dump()  # JSON can be a cache key, even of lists
+    statistics = options.pop("statistics", "own")
     try:
-        with torch.random.fork_rng(devices=[]):  # nobody's global generator is moved by this
+        with torch.random.fork_rng(devices=[]):  # leaves the global generator unchanged
             torch.default_generator.manual_seed(SEED)
-            if maker is None:
-                body, features = importlib.import_module(f"weft.networks.{name}").body(**given)
+            if factory is None:
+                body, features = importlib.import_module(f"weft.networks.{name}").body(**options)
             else:
-                body, features = _own_body(maker, given)
+                body, features = _user_body(factory, options)
         objective = None if loss is None else registry.find(loss)()
         network = Network(body, features, heads, device, statistics, objective=objective)
         if not network.layout.layers:
-            raise WeftError("it has no linear or convolution layer to train; FedWeIT and its rivals need at least one")
+            raise WeftError("it has no linear or convolution layer to train; add at least one")
         return network
     except WeftError as problem:
         raise WeftError(f"network {name}: {problem}") from problem.__cause__
 
 
-def _own_body(maker: Any, given: dict[str, Any]) -> tuple[nn.Module, int]:
+def _user_body(factory: Any, options: dict[str, Any]) -> tuple[nn.Module, int]:
     from torch import nn
 
-    from weft.networks.probe import count_features
+    from weft.networks.flat import count_features
 
     try:
-        body = maker(**given)
+        body = factory(**options)
     except Exception as error:
-        raise WeftError(f"it cannot be made with {given}: {registry.error_line(error)}") from error
+        raise WeftError(f"it cannot be created with {options}: {registry.error_line(error)}") from error
     if not isinstance(body, nn.Module):
-        raise WeftError(f"it made a {type(body).__name__}; wanted is an nn.Module")
+        raise WeftError(f"it returned a {type(body).__name__}; expected an nn.Module")
     return body, count_features(body)

@@ -1,4 +1,4 @@
-"""A split's uint8 images on a device, normalised batch by batch on their way into the network."""
+"""The uint8 images of a split on a device, normalized batch by batch."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Batches:
         device: str = "cpu",
         first_label: int = 0,
     ):
-        """`first_label`: where the task's classes begin among those of several heads."""
+        """`first_label` is the index of the task's first class among those of several heads."""
         self.images = torch.from_numpy(split.images).to(device)  # uint8 (count, height, width, channels)
         self.labels = torch.from_numpy(split.labels).to(device) + first_label
-        self.epoch = len(self.labels)  # how many images an epoch takes
-        self._mean = torch.tensor(mean, device=device)  # (channels,), or one for each image (count, 1, 1, channels)
+        self.epoch = len(self.labels)  # images per epoch
+        self._mean = torch.tensor(mean, device=device)  # (channels,), or per image (count, 1, 1, channels)
         self._deviation = torch.tensor(deviation, device=device)
 
     @staticmethod
     def pool(parts: Sequence[Batches], epoch: int) -> Batches:
-        """The images of several tasks as one set, each normalised as its own task's are."""
+        """The images of several tasks as one set, each normalized with the mean and deviation of its task."""
         pooled = Batches.__new__(Batches)
         pooled.images = torch.cat([part.images for part in parts])
         pooled.labels = torch.cat([part.labels for part in parts])
@@ -41,8 +41,9 @@ class Batches:
 
     def take(self, chosen: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Images (batch, channels, height, width), channels last in memory, and their labels."""
-        each = self._mean.dim() > 1
-        mean, deviation = (self._mean[chosen], self._deviation[chosen]) if each else (self._mean, self._deviation)
+        mean, deviation = self._mean, self._deviation
+        if mean.dim() > 1:  # per image
+            mean, deviation = mean[chosen], deviation[chosen]
         scaled = self.images[chosen].float().sub_(mean).div_(deviation)
         return scaled.permute(0, 3, 1, 2), self.labels[chosen]
 

@@ -1,8 +1,7 @@
-"""What is minimised, and what counts as right: cross entropy of classes, or somebody's own by `loss=file.py:Name`.
+"""The training loss and what counts as correct: cross entropy of classes, or a user-defined loss (`loss=file.py:Name`).
 
-A loss of your own derives from `Loss` and is made without arguments. `outputs` (batch, n) is what the task's head
-gives, one column for each of its classes; `targets` is what the scenario has as labels: int64 (batch,), or float32
-(batch, n).
+A user-defined loss derives from `Loss` and is created without arguments. `outputs` (batch, n) are the outputs of the
+task's head, one column per class; `targets` are the labels of the scenario: int64 (batch,), or float32 (batch, n).
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ class Loss:
     """Cross entropy of classes."""
 
     def loss(self, outputs: torch.Tensor, targets: torch.Tensor, reduction: str) -> torch.Tensor:
-        """What is minimised: the mean over the examples of a batch (`reduction` mean), or their sum (`sum`)."""
+        """The value to minimize: the mean over the examples of a batch (`reduction` mean), or their sum (`sum`)."""
         return functional.cross_entropy(outputs, targets, reduction=reduction)
 
-    def right(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """How right each example is, (batch,) from 0 to 1; the mean is reported as accuracy."""
+    def correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """How correct each example is, (batch,) from 0 to 1; the mean is reported as accuracy."""
         return outputs.argmax(dim=1) == targets
 
-    def answer(self, outputs: torch.Tensor) -> torch.Tensor:
-        """What a person wants to read, such as probabilities: for metrics, and in an exported model."""
+    def predict(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Predictions for people, such as probabilities: for metrics, and in an exported model."""
         return torch.softmax(outputs, dim=1)

@@ -1,4 +1,4 @@
-"""Two fully connected layers: small enough to try an idea, or a test, in seconds."""
+"""Two fully connected layers, for quick experiments and tests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mlp(nn.Module):
         return functional.relu(self.fc2(x))
 
 
-INPUTS = 3 * 32 * 32  # every scenario's images are brought to this size
+INPUTS = 3 * 32 * 32  # every scenario resizes its images to this
 
 
 def body(hidden: int, features: int) -> tuple[nn.Module, int]:

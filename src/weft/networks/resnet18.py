@@ -1,8 +1,8 @@
 """ResNet-18 (He et al. 2016, "Deep residual learning for image recognition", table 1 and figure 3, left).
 
 Four stages of two blocks, of 64, 128, 256 and 512 channels; each stage after the first halves the image. A block adds
-what two 3x3 convolutions make of its input to the input itself, or to a 1x1 convolution of it where the shape changes
-(option B of section 3.3). 11,168,832 values without the head, with the small stem.
+the output of two 3x3 convolutions to its input, or to a 1x1 convolution of its input where the shape changes (option B
+of section 3.3). 11,168,832 values without the head, with the small stem.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from torch.nn import functional
 FEATURES = 512
 CHANNELS = (64, 128, 256, 512)
 
-# Channels in a group of group norm. As many in every stage, so that a mean is taken over at least 8 values even where
-# the classical stem leaves 1x1 of a 32x32 image; the 32 groups of Wu and He (2018) would leave 2 of the first 64.
+# Channels per group of group norm, equal in every stage: a mean is over at least 8 values, even where the classical
+# stem reduces a 32x32 image to 1x1. With the 32 groups of Wu and He (2018) the first 64 channels would have 2 each.
 GROUP = 8
 
 
@@ -39,17 +39,17 @@ class Block(nn.Module):
 
 class ResNet18(nn.Module):
     def __init__(self, stem: str = "small", norm: str = "batch"):
-        """`stem` small: 3x3 of stride 1, as is usual for 32x32 images. Classical: 7x7 of stride 2, then pooling."""
+        """`stem` small: 3x3 of stride 1, usual for 32x32 images. Classical: 7x7 of stride 2, then pooling."""
         super().__init__()
         self.small = stem == "small"
         side = 3 if self.small else 7
         stride = 1 if self.small else 2
-        # no convolution has a bias: the norm behind it has one
+        # no bias in convolutions: the norm after each has one
         self.conv = nn.Conv2d(3, CHANNELS[0], side, stride=stride, padding=side // 2, bias=False)
         self.norm = make_norm(norm, CHANNELS[0])
         stages, inputs = [], CHANNELS[0]
-        for place, outputs in enumerate(CHANNELS):
-            stages += [Block(inputs, outputs, 2 if place else 1, norm), Block(outputs, outputs, 1, norm)]
+        for stage, outputs in enumerate(CHANNELS):
+            stages += [Block(inputs, outputs, 2 if stage else 1, norm), Block(outputs, outputs, 1, norm)]
             inputs = outputs
         self.blocks = nn.Sequential(*stages)
 
