@@ -170,7 +170,7 @@ class Run:
             reply = client_module.answer(self.world, client, state, wire)
             if self.careless:
                 assert client_module.answer(self.world, client, state, wire) == reply
-                network = self.world.lesson(client, decode(wire).step).network
+                network = self.world.lesson(client, decode(wire).task).network
                 network.vector.fill_(1e3)
                 network.gradient.fill_(1e3)
             self.wires += [wire, reply]

@@ -1,4 +1,4 @@
-"""Networks as somebody might bring them, named in tests by this file: plain torch, without a word about weft."""
+"""User-defined networks in plain torch, without any import of weft; tests name them by this file."""
 
 import torch
 from torch import nn
@@ -79,7 +79,7 @@ class Normed(nn.Module):
 
 
 class Lazy(nn.Module):
-    """Its sizes are found at its first images."""
+    """Infers its sizes from the first images."""
 
     def __init__(self):
         super().__init__()
@@ -89,7 +89,7 @@ class Lazy(nn.Module):
         return self.fc(self.norm(self.conv(images)).flatten(1))
 
 
-def made_by_a_function(depth: int, *, wide: bool = False, rate: float = 0.5, name="x", copy=1, act=nn.ReLU, **more):
+def from_a_function(depth: int, *, wide: bool = False, rate: float = 0.5, name="x", copy=1, act=nn.ReLU, **more):
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 8 if wide else 4), *(act() for _ in range(depth)))
 
 
@@ -97,7 +97,7 @@ def image_to_image():
     return nn.Conv2d(3, 4, 3)
 
 
-def gives_a_pair():
+def returns_a_pair():
     class Pair(nn.Linear):
         def forward(self, images):
             return images, images

@@ -267,7 +267,7 @@ class Counting(nn.Module):
 
 @pytest.mark.parametrize("buffer", [torch.zeros(1, dtype=torch.int64), torch.zeros(2)], ids=["whole", "growing"])
 def test_what_cannot_be_kept_is_refused(buffer):
-    with pytest.raises(WeftError, match=r"buffer 'seen' is changed by training and cannot be kept"):
+    with pytest.raises(WeftError, match=r"training changes buffer 'seen', which cannot be kept"):
         Network(Counting(buffer), 4, (2,))
 
 

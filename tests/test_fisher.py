@@ -177,7 +177,7 @@ def tokens_first(self, images):
     return self.second(functional.gelu(self.norm(self.first(tokens)))).square().mean((1, 2))
 
 
-def normalised(norm):
+def normalized(norm):
     def forward(self, images):
         return functional.relu(self.norm(self.layer(images))).flatten(1)
 
@@ -192,7 +192,7 @@ def statistics(norm):
     return norm
 
 
-def flat_normalised(self, images):
+def flat_normalized(self, images):
     return torch.relu(self.norm(self.layer(images.flatten(1))))
 
 
@@ -203,13 +203,13 @@ KNOWN = {
         4,
         (3, 4, 4),
     ),
-    "layer norm over two dimensions": lambda: normalised(nn.LayerNorm((4, 4))),
-    "layer norm without bias": lambda: normalised(nn.LayerNorm((4, 4, 4), bias=False)),
-    "norm without values": lambda: normalised(nn.LayerNorm((4, 4), elementwise_affine=False)),
-    "group norm": lambda: normalised(nn.GroupNorm(2, 4)),
-    "batch norm": lambda: normalised(statistics(nn.BatchNorm2d(4))),
+    "layer norm over two dimensions": lambda: normalized(nn.LayerNorm((4, 4))),
+    "layer norm without bias": lambda: normalized(nn.LayerNorm((4, 4, 4), bias=False)),
+    "norm without values": lambda: normalized(nn.LayerNorm((4, 4), elementwise_affine=False)),
+    "group norm": lambda: normalized(nn.GroupNorm(2, 4)),
+    "batch norm": lambda: normalized(statistics(nn.BatchNorm2d(4))),
     "batch norm of vectors": lambda: (
-        Around(flat_normalised, layer=nn.Linear(12, 5), norm=statistics(nn.BatchNorm1d(5))),
+        Around(flat_normalized, layer=nn.Linear(12, 5), norm=statistics(nn.BatchNorm1d(5))),
         5,
         (3, 2, 2),
     ),
@@ -358,7 +358,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("kind", UNKNOWN)
-def test_what_is_not_known_goes_image_by_image(kind, passes):
+def test_uses_without_a_rule_go_image_by_image(kind, passes):
     body, features, shape, slow = UNKNOWN[kind]()
     network, data = (
         built(body, features, shape),
@@ -372,7 +372,7 @@ def test_what_is_not_known_goes_image_by_image(kind, passes):
     close(network, found, plain(network, data))
 
 
-def test_reparametrised_weights():
+def test_reparametrized_weights():
     body = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(12, 5)), nn.Tanh())
     network, data = built_of_parameters(body, 5), batches(3, 2, 2)
     close(network, fisher(network, data), plain(network, data))
@@ -437,7 +437,7 @@ def test_masked_logits_keep_the_head_fast(passes, monkeypatch):
 @pytest.mark.parametrize(
     "weight", [lambda weight: 2 * weight.t(), lambda weight: weight.view(5, CLASSES), lambda weight: (2 * weight).t()]
 )
-def test_a_head_of_another_make_goes_image_by_image(weight, passes, monkeypatch):
+def test_a_head_of_another_form_goes_image_by_image(weight, passes, monkeypatch):
     network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2, sizes=(4,))
     matrix, bias = network.parameters[-2:]
     monkeypatch.setattr(network, "logits", lambda images: torch.addmm(bias, network.body(images), weight(matrix)))
@@ -505,13 +505,13 @@ def test_how_examples_are_batched_does_not_matter():
 
 def test_no_examples():
     network = built(Mlp(12, 7, 5), 5, (3, 2, 2))
-    with pytest.raises(WeftError, match="give at least one"):
+    with pytest.raises(WeftError, match="provide at least one"):
         fisher(network, [])
 
 
-def test_a_norm_by_the_batch_is_refused():
-    body, features, shape = normalised(nn.BatchNorm2d(4, track_running_stats=False))
-    with pytest.raises(WeftError, match="norm normalises by its batch"):
+def test_a_norm_by_batch_is_rejected():
+    body, features, shape = normalized(nn.BatchNorm2d(4, track_running_stats=False))
+    with pytest.raises(WeftError, match=r"norm normalizes by batch.*track_running_stats"):
         fisher(built(body, features, shape), batches(*shape))
 
 

@@ -209,22 +209,6 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_layout_covers_the_vector_without_gap_or_overlap(kind):
-    network, features = KINDS[kind]()
-    layout, place, row = network.layout, 0, 0
-    for layer in layout.layers:
-        assert (layer.span.start, layer.row_span.start) == (place, row)
-        assert layer.rows * layer.width == math.prod(layer.shape)
-        place, row = layer.span.stop, layer.row_span.stop
-    assert (place, row) == (layout.weights, layout.rows)
-    assert layout.body == sum(parameter.numel() for parameter in network.body.parameters())
-    begin, end = layout.statistics
-    assert begin == layout.body
-    assert end - begin == (8 if kind == "own" else 0)
-    assert layout.size == end + network.classes * (features + 1) == len(network.vector) == len(network.gradient)
-
-
 def test_mlp_layout():
     layout = networks.build("mlp", {"hidden": 16, "features": 8}, heads=(2,)).layout
     assert [(layer.name, layer.shape, layer.offset, layer.first_row) for layer in layout.layers] == [
@@ -253,20 +237,6 @@ def test_by_layer_gives_views():
     assert (vector == 1).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_parameters_are_views_of_the_vector(kind):
-    network, _ = KINDS[kind]()
-    begin, end = network.vector.data_ptr(), network.vector.data_ptr() + 4 * len(network.vector)
-    place = begin
-    for parameter in network.parameters:
-        if place == begin + 4 * network.layout.statistics[0]:
-            place = begin + 4 * network.layout.statistics[1]
-        assert parameter.data_ptr() == place
-        place += 4 * parameter.numel()
-    assert place == end
-    assert {id(one) for one in network.body.parameters()} <= {id(one) for one in network.parameters}
-
-
 def test_changing_the_vector_changes_the_output():
     network = Network(Mlp(3072, 8, 6), 6, (3,))
     fill(network, 0)
@@ -277,28 +247,6 @@ def test_changing_the_vector_changes_the_output():
     network.vector.zero_()
     network.vector[-3:] = torch.tensor([1.0, 2.0, 3.0])  # nothing left but the head's bias
     assert network.logits(images).tolist() == [[1, 2, 3]] * 4
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_gradient_is_laid_out_as_the_vector(kind):
-    network, features = KINDS[kind]()
-    fill(network, 3)
-    images, labels = pictures(3, count=4), torch.tensor([0, 1, 2, 1])
-    network.gradient.fill_(math.nan)
-    loss = network.compute_gradient(images, labels)
-    body = network.body
-    names = dict(body.named_parameters())
-    weights = [layer.name for layer in network.layout.layers]
-    order = [names[name] for name in [*weights, *(name for name in names if name not in weights)]]
-    begin, end = network.layout.statistics
-    head = network.vector[end:].clone().requires_grad_()
-    weight, bias = head[: network.classes * features].view(-1, features), head[network.classes * features :]
-    plain = functional.cross_entropy(functional.linear(body.train()(images), weight, bias), labels)
-    pieces = list(torch.autograd.grad(plain, [*order, head]))
-    wanted = torch.cat([part.reshape(-1) for part in [*pieces[:-1], torch.zeros(end - begin), pieces[-1]]])
-    assert loss == pytest.approx(plain.item())
-    torch.testing.assert_close(network.gradient, wanted)
-    assert all(parameter.grad is None for parameter in network.parameters)  # nothing piles up elsewhere
 
 
 # ---- the start
@@ -385,3 +333,35 @@ def test_a_network_is_built_once_for_each_kind():
     first, again = (networks.build("mlp", options, heads=(2,)) for _ in range(2))
     assert first is again
     assert networks.build("mlp", options, heads=(3,)) is not first
+
+
+# ---- batches
+
+
+def test_batches_normalize_with_mean_and_deviation_of_the_task():
+    images = np.zeros((3, 2, 2, 3), dtype=np.uint8)
+    images[1] = [10, 20, 30]
+    images[2, 0, 1] = [255, 0, 7]
+    split = Split(images, np.array([0, 1, 2]))
+    batches = Batches(split, mean=(10.0, 0.0, 6.0), deviation=(5.0, 2.0, 0.5))
+    found, labels = batches.take(torch.tensor([2, 1]))
+    assert found.shape == (2, 3, 2, 2)
+    assert labels.tolist() == [2, 1]
+    assert found[1, :, 0, 0].tolist() == [0, 10, 48]
+    assert found[0, :, 0, 1].tolist() == [49, 0, 2]
+    assert found[0, :, 1, 1].tolist() == [-2, 0, -12]
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert not found.is_contiguous()
+    assert len(batches) == 3
+    assert images[1, 0, 0].tolist() == [10, 20, 30]  # the images are not changed
+
+
+def test_batches_in_order():
+    rng = np.random.default_rng(0)
+    split = Split(rng.integers(256, size=(7, 4, 4, 3), dtype=np.uint8), np.arange(7))
+    batches = Batches(split, (0.0,) * 3, (1.0,) * 3)
+    chunks = list(batches.in_order(chunk=3))
+    assert [len(labels) for _, labels in chunks] == [3, 3, 1]
+    assert torch.cat([labels for _, labels in chunks]).tolist() == list(range(7))
+    whole, _ = batches.take(torch.arange(7))
+    assert torch.equal(torch.cat([images for images, _ in chunks]), whole)

@@ -1,4 +1,4 @@
-"""Somebody's own network: named in a plan, its options and faults, the same in every process, and whole runs of it."""
+"""User-defined networks: named in a plan, their options and errors, equal in every process, and whole runs."""
 
 import hashlib
 import subprocess
@@ -30,7 +30,7 @@ def own(name):
 
 def test_built_by_name():
     network = networks.build(own("ViT"), {"width": 4}, (2, 3))
-    assert networks.build(own("ViT"), {"width": 4, "depth": 1}, (2, 3)) is network  # scratch memory: one for each kind
+    assert networks.build(own("ViT"), {"width": 4, "depth": 1}, (2, 3)) is network  # scratch memory: one per kind
     assert networks.build(own("ViT"), {"width": 4}, (5,)) is not network
     assert type(network.body).__name__ == "ViT"
     assert network.layout.size - network.layout.body == 5 * (4 + 1)
@@ -43,18 +43,10 @@ def test_building_draws_nothing_from_the_global_generator():
 
 
 def test_options_come_from_the_signature():
-    plan = weft.Plan(
-        network=own("made_by_a_function"), **{"network.depth": 2, "network.wide": True, "network.extra": 1}
-    )
-    assert plan.network_options == {
-        "statistics": "own",
-        "depth": 2,
-        "wide": True,
-        "rate": 0.5,
-        "name": "x",
-        "copy": 1,
-        "extra": 1,
-    }
+    words = {"network.depth": 2, "network.wide": True, "network.extra": 1}
+    plan = weft.Plan(network=own("from_a_function"), **words)
+    defaults = {"statistics": "own", "rate": 0.5, "name": "x", "copy": 1}
+    assert plan.network_options == {**defaults, "depth": 2, "wide": True, "extra": 1}
     assert len(networks.build(plan.network, plan.network_options, (2,)).body) == 4
     assert weft.Plan(network=own("Conv1dNet"), **{"network.widths": [2, 3, 4]}).network_options["widths"] == [2, 3, 4]
     network = networks.build(own("Conv1dNet"), {"widths": [2, 3, 5], "statistics": "own"}, (2,))
@@ -70,18 +62,18 @@ def test_a_plan_with_an_own_network_can_be_written_and_read(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"network": own("made_by_a_function")}, "network.depth: field required"),
+        ({"network": own("from_a_function")}, "network.depth: field required"),
         ({"network": own("OwnMlp"), "network.hiden": 5}, "unknown key network.hiden; did you mean network.hidden?"),
         ({"network": own("OwnMlp"), "network.hidden": "5"}, "network.hidden: input should be a valid integer, not '5'"),
         ({"network": own("ViT"), "network.dropout": True}, "network.dropout: input should be a valid number, not True"),
         ({"network": own("Conv1dNet"), "network.act": "relu"}, "unknown key network.act; "),
         ({"network": own("OwnMpl")}, f"{OWN} has no OwnMpl; did you mean OwnMlp?"),
-        ({"network": own("number")}, f"network {own('number')}: 5 is no class or function that makes a network"),
+        ({"network": own("number")}, f"network {own('number')}: 5 is "),
         ({"network": own("takes_statistics")}, f"network {own('takes_statistics')}: its argument 'statistics' has"),
         ({"network": "no/file.py:Net"}, "there is no file "),
     ],
 )
-def test_what_is_wrong_with_a_plan(words, said):
+def test_errors_in_a_plan(words, said):
     with pytest.raises(WeftError) as caught:
         weft.Plan(**words)
     assert str(caught.value).startswith(said)
@@ -90,29 +82,26 @@ def test_what_is_wrong_with_a_plan(words, said):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "image_to_image",
-            "it gave shape (2, 4, 30, 30) for images of shape (2, 3, 32, 32); wanted are features (2, n)",
-        ),
-        ("gives_a_pair", "it gave a tuple for images of shape (2, 3, 32, 32); wanted are features (2, n)"),
+        ("image_to_image", "it returned shape (2, 4, 30, 30) for images of shape (2, 3, 32, 32); expected features"),
+        ("returns_a_pair", "it returned a tuple for images of shape (2, 3, 32, 32); expected features"),
         ("nothing_to_train", "it has no linear or convolution layer to train"),
         ("wrong_size", "it fails on images of shape (2, 3, 32, 32): RuntimeError: mat1 and mat2 shapes cannot be"),
-        ("no_module", "it made a int; wanted is an nn.Module"),
+        ("no_module", "it returned a int; expected an nn.Module"),
     ],
 )
-def test_what_is_wrong_with_a_network(name, said):
+def test_errors_in_a_network(name, said):
     with pytest.raises(WeftError) as caught:
         networks.build(own(name), {}, (2,))
     assert str(caught.value).startswith(f"network {own(name)}: {said}")
     assert "\n" not in str(caught.value)
 
 
-def test_a_network_that_cannot_be_made():
-    with pytest.raises(WeftError, match=r"it cannot be made with .*: AssertionError: embed_dim must be divisible"):
+def test_a_network_that_cannot_be_created():
+    with pytest.raises(WeftError, match=r"it cannot be created with .*: AssertionError: embed_dim must be divisible"):
         networks.build(own("ViT"), {"width": 5}, (2,))
 
 
-def test_lazy_modules_find_their_sizes():
+def test_lazy_modules_infer_their_sizes():
     network = networks.build(own("Lazy"), {}, (2,))
     assert [layer.shape for layer in network.layout.layers] == [(4, 3, 5, 5), (6, 196)]
     assert network.layout.statistics[1] - network.layout.statistics[0] == 8
@@ -124,21 +113,21 @@ import hashlib, sys, torch
 from weft import networks
 torch.manual_seed(int(sys.argv[1]))
 for name in sys.argv[2:]:
-    print(hashlib.sha256(networks.build(name, {}, (2,))._made.numpy().tobytes()).hexdigest())
+    print(hashlib.sha256(networks.build(name, {}, (2,))._initial.numpy().tobytes()).hexdigest())
     torch.rand(3)
 """
 
 
 @pytest.mark.slow
-def test_modules_make_the_same_in_every_process():
+def test_initial_values_are_equal_in_every_process():
     names = [own("ViT"), own("Lazy"), "mlp"]
     there = subprocess.run([sys.executable, "-c", DIGEST, "123", *names], capture_output=True, text=True, check=True)
     state = torch.random.get_rng_state()
-    here = [hashlib.sha256(networks.build(name, {}, (2,))._made.numpy().tobytes()).hexdigest() for name in names]
+    here = [hashlib.sha256(networks.build(name, {}, (2,))._initial.numpy().tobytes()).hexdigest() for name in names]
     assert there.stdout.split() == here
     assert torch.equal(torch.random.get_rng_state(), state)
-    made = networks.build(names[0], {}, (7,))._made
-    assert torch.equal(made, networks.build(names[0], {}, (2,))._made)  # nor does it depend on the heads
+    made = networks.build(names[0], {}, (7,))._initial
+    assert torch.equal(made, networks.build(names[0], {}, (2,))._initial)  # independent of the heads
     assert networks.build(names[0], {}, (2,)).body.positions.std() > 0
 
 
@@ -150,7 +139,7 @@ def test_a_network_that_does_not_work_leaves_no_folder(tmp_path):
     file.write_text(
         "from torch import nn\n\n\nclass Bad(nn.Module):\n    def forward(self, images):\n        return images\n"
     )
-    with pytest.raises(WeftError, match="wanted are features"):
+    with pytest.raises(WeftError, match="expected features"):
         weft.run(weft.Plan.merge({"network": f"{file}:Bad"}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -163,7 +152,7 @@ def plan_of(name, **changed):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedweit", "fedavg"])
 @pytest.mark.parametrize("where", ["own", "shared"])
-def test_a_run_with_batch_norm_goes_on_with_the_same_bits(tmp_path, method, where):
+def test_a_run_with_batch_norm_resumes_with_the_same_bits(tmp_path, method, where):
     plan = plan_of("Normed", method=method, network__statistics=where)
     straight = Run(plan).go()
     # saved and read after every message, and every request sent twice with the network's memory overwritten after it
@@ -182,7 +171,7 @@ def test_a_run_with_batch_norm_goes_on_with_the_same_bits(tmp_path, method, wher
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [*METHODS, *COMBINATIONS])
 @pytest.mark.parametrize("where", ["own", "shared"])
-def test_every_method_survives_with_batch_norm(tmp_path, method, where):
+def test_every_method_resumes_with_batch_norm(tmp_path, method, where):
     plan = plan_of("Normed", method=method, network__statistics=where)
     straight = Run(plan).go()
     broken = Run(plan, folder=tmp_path, careless=True).go_with_interruptions()
@@ -190,13 +179,13 @@ def test_every_method_survives_with_batch_norm(tmp_path, method, where):
 
 
 @pytest.mark.parametrize("method", ["fedprox", "fedcurv", "scaffold", "fedprox+ewc"])
-def test_a_penalty_on_all_that_is_shared_does_not_move_statistics(method):
-    """They are what batch norm counted: mean and variance of a constant input, whatever theta_G says."""
+def test_penalties_do_not_change_statistics(method):
+    """Statistics are the running mean and variance of the inputs, for any global weights."""
     running = Run(plan_of("Normed", method=method, network__statistics="shared")).go_to(1)
     lesson, state, run_method = running.world.learning(0, 1), running.clients[0], running.method
     run_method.begin(state, lesson)
     tensors, numbers = run_method.brief(running.server, 0, 1, True, running.plan)
-    tensors["biases"] = tensors["biases"] + 1.0  # a theta_G far away
+    tensors["biases"] = tensors["biases"] + 1.0  # global weights far away
     run_method.receive(state, Message("server", "client-0", "x", (), 1, 0, tensors, numbers), lesson)
     work = run_method.open(state, lesson)
     begin, end = lesson.layout.statistics
@@ -208,8 +197,8 @@ def test_a_penalty_on_all_that_is_shared_does_not_move_statistics(method):
 
 
 @pytest.mark.parametrize("method", ["fedweit", "apd"])
-def test_statistics_are_counted_anew_when_a_task_is_put_away(method):
-    """A is cut to its largest values then: what was counted with all of A is not the mean of what comes now."""
+def test_statistics_are_updated_at_the_end_of_a_task(method):
+    """A is reduced to its largest values then, which changes the mean of every layer's inputs."""
     finished = Run(plan_of("Normed", method=method, method__adaptive_keep=0.02, rounds_per_task=4)).go()
     for step in (0, 1):
         network, train = finished.world.lesson(0, step).network, finished.world.batches(0, step, "train")
@@ -219,16 +208,12 @@ def test_statistics_are_counted_anew_when_a_task_is_put_away(method):
             for _ in range(40):
                 network.recount(train.in_order(10))
             torch.testing.assert_close(network.vector[begin:end], theta[begin:end], rtol=0.1, atol=0.05)
-            held = theta.clone()
-            held[begin:end] = finished.clients[0].tensor("private")[
-                begin - network.layout.weights : end - network.layout.weights
-            ]
-            assert not torch.allclose(
-                held[begin:end], theta[begin:end], rtol=0.1, atol=0.05
-            )  # as trained, with all of A
+            weights = network.layout.weights
+            trained = finished.clients[0].tensor("private")[begin - weights : end - weights]  # with all of A
+            assert not torch.allclose(trained, theta[begin:end], rtol=0.1, atol=0.05)
 
 
-def test_shared_statistics_are_averaged_and_own_ones_stay():
+def test_only_shared_statistics_are_averaged():
     sent = {
         where: Run(plan_of("Normed", method="fedavg", network__statistics=where)).go() for where in ("own", "shared")
     }
@@ -250,7 +235,7 @@ def crew():
 @pytest.mark.parametrize("method", ["fedweit", "fedavg"])
 @pytest.mark.parametrize("name", ["ViT", "Conv1dNet", "Normed"])
 def test_a_run_with_workers(name, method, crew, tmp_path):
-    """Workers load the file by themselves and come to the bits of one process, dropout included."""
+    """Workers load the file and give the same bits as one process, with dropout."""
     plan = plan_of(name, method=method)
     together, alone = weft.run(plan, tmp_path / "a", workers=crew), weft.run(plan, tmp_path / "b")
     assert_same_result(together.folder, alone.folder)
