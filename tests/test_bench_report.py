@@ -291,7 +291,7 @@ def test_what_was_measured_outlasts_a_stop(monkeypatch, tmp_path, end):
     monkeypatch.setattr(whole, "ask_part", ask_part)
     done = CliRunner().invoke(cli.app, ["bench", "--quick", "--out", str(tmp_path)])
     assert done.exit_code == (130 if isinstance(end, KeyboardInterrupt) else 1)
-    assert f"the parts measured until then (steps) are in {tmp_path / 'bench-parts.json'}" in done.stderr
+    assert f"(steps) are in {tmp_path / 'bench-parts.json'}" in done.stderr
     assert json.loads((tmp_path / "bench-parts.json").read_text())["steps"] == {"images": 7}
     assert (tmp_path / "bench.json").read_text() == "an earlier one"
 
@@ -302,7 +302,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(monk
     (tmp_path / "results").write_text("a file")
     done = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path / "results")])
     assert isinstance(done.exception, WeftError)
-    assert "name another --out" in str(done.exception)
+    assert "choose another --out" in str(done.exception)
     assert (tmp_path / "results").read_text() == "a file"
 
 

@@ -262,7 +262,7 @@ def test_pickle_is_refused(tmp_path, key, compressed):
     arrays = {**small_dataset("mnist"), key: np.array([{"a": 1}], dtype=object)}
     save = np.savez_compressed if compressed else np.savez
     save(tmp_path / "mnist.npz", **arrays)
-    with pytest.raises(WeftError, match=r"is damaged .*([Oo]bjects,|Object arrays).*weft data get mnist --again"):
+    with pytest.raises(WeftError, match=r"is damaged .*([Oo]bjects,|Object arrays).*weft data get mnist --force"):
         cache.load("mnist", tmp_path)
 
 

@@ -63,7 +63,7 @@ def test_the_fingerprint_is_that_of_the_images(own_cache):
 
 def test_a_dataset_that_is_missing_or_damaged_has_none(own_cache):
     (own_cache / "mnist.npz").write_bytes(b"PK no zip")
-    with pytest.raises(WeftError, match=r"mnist\.npz is damaged.*--again"):
+    with pytest.raises(WeftError, match=r"mnist\.npz is damaged.*--force"):
         cache.fingerprint("mnist")
     (own_cache / "mnist.npz").unlink()
     with pytest.raises(WeftError, match="weft data get mnist"):

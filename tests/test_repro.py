@@ -22,7 +22,7 @@ from cli_helpers import TINY, Outcome, assert_one_line, journal_lines, tiny, unt
 
 import weft.cli.app
 from weft import Plan, repro
-from weft.cli.common import ProgressDisplay
+from weft.cli.progress import ProgressDisplay
 from weft.repro import Row, Table, tables, writing
 from weft.repro.figures import cost
 from weft.repro.store import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
@@ -263,7 +263,7 @@ def test_stopped_and_gone_on_with(made, monkeypatch):
         patch.setattr(ProgressDisplay, "answered", answered)
         outcome = made()
     assert outcome.code == 130
-    assert "seconds is saved, and the same command goes on with it: weft repro tiny --workers 1" in outcome.err
+    assert "resume: weft repro tiny --workers 1" in outcome.err
     assert [line["row"] for line in lines()] == ["fedavg"]
     assert "| fedavg | " in written("md")
     outcome = made()
@@ -349,7 +349,7 @@ def test_a_real_signal_and_two_workers(made, number):
     _, said = first.communicate(timeout=60)
     if number == signal.SIGINT:
         assert first.returncode == 130
-        assert "goes on with it: weft repro tiny --workers 2 --seeds 2" in said
+        assert "resume: weft repro tiny --workers 2 --seeds 2" in said
     assert 2 <= len(lines()) < 6
     second = process("a_table", "--workers", "2", "--seeds", "2")
     _, said = second.communicate(timeout=120)

@@ -46,7 +46,7 @@ def weft_repro(small_data, tmp_path, monkeypatch, capsys):
 def test_a_figure_by_its_command(weft_repro):
     outcome = weft_repro("fig-cost", "--workers", "1", "--only", "fedavg-1")
     assert outcome.code == 0, outcome
-    assert "1 of 1 runs over" in outcome.err
+    assert "1 of 1 runs finished" in outcome.err
     assert outcome.out.splitlines()[-4:] == [f"results/fig-cost.{kind}" for kind in ("csv", "md", "png", "svg")]
     assert "| FedAvg | " in outcome.out
     again = weft_repro("fig-cost", "--workers", "1", "--json")

@@ -1,8 +1,8 @@
-"""`weft data`: the public datasets, from their sources into the cache."""
+"""`weft data`: download, list and verify the public datasets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,19 +16,19 @@ from weft.data.sources import SOURCES, source_of
 from weft.errors import WeftError
 from weft.report import screens
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Get, list and check the public datasets.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Download, list and verify the public datasets.")
 
 
 @app.command("list")
 def list_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """The eight datasets, and which of them are there."""
+    """List the eight datasets and which of them are in the cache."""
     entries = [_entry(name) for name in SOURCES]
     if as_json:
         print_json(entries)
         return
-    shown = [{**entry, "images": _of_all(entry["images"], entry["whole"])} for entry in entries]
-    out.print(screens.listing(shown, ["name", "title", "classes", "there", "images"]))
-    say(f"in {cache.folder()}; weft data get NAME brings one")
+    shown = [{**entry, "images": _image_count(entry["images"], entry["published_images"])} for entry in entries]
+    out.print(screens.listing(shown, ["name", "title", "classes", "cached", "images"]))
+    say(f"cache: {cache.folder()}; add a dataset with: weft data get NAME")
 
 
 @app.command("get")
@@ -36,29 +36,29 @@ def get_command(
     names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names of `weft data list`, or all.")],
     folder: Annotated[
         Path | None,
-        typer.Option("--from", help="Your own copy: one subfolder a person for facescrub, else the original files."),
+        typer.Option("--from", help="A local copy: one subfolder per person for facescrub, else the original files."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Also what is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace datasets that are in the cache.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Bring datasets into the cache: downloaded from their sources, or read from your own copy."""
+    """Add datasets to the cache: downloaded from their sources, or read from a local copy."""
     from weft.data.fetching import get
 
     wanted = [name for name in SOURCES if SOURCES[name].files] if names == ["all"] else names
     for name in wanted:
-        source_of(name)  # a misspelt name is told before the first download
+        source_of(name)  # report a misspelled name before the first download
     if folder is not None and len(wanted) != 1:
-        raise WeftError("--from is the copy of one dataset; name that one")
+        raise WeftError("--from is the copy of one dataset; name exactly one")
     failed: list[str] = []
     for name in wanted:
-        if name in cache.there() and not again and cache.verify(name) is None:
-            say(f"{name}: is there" + ("; --again reads it anew from your copy" if folder is not None else ""))
+        if name in cache.there() and not force and cache.verify(name) is None:
+            say(f"{name}: is in the cache" + ("; --force replaces it by your copy" if folder is not None else ""))
             continue
         try:
-            with _bars() as bars:
+            with _download_bars() as bars:
                 packed = get(name, data_dir, folder=folder, progress=bars)
-        except WeftError as problem:
-            failed.append(str(problem))  # the others may have better luck
+        except WeftError as error:
+            failed.append(str(error))  # the others may succeed
             continue
         note = f" ({packed.note})" if packed.note else ""
         say(f"{name}: {len(packed.arrays['y']):,} images in {cache.folder() / name}.npz{note}")
@@ -67,76 +67,66 @@ def get_command(
 
 @app.command("verify")
 def verify_command(
-    names: Annotated[list[str] | None, typer.Argument(help="Datasets; all that are there if none is named.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(help="Datasets. Default: all in the cache.")] = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read every byte of the cache, and say what is damaged."""
-    found = {source_of(name).name: cache.verify(name) for name in names or cache.there()}
-    if not found:
-        raise WeftError(f"there is no dataset in {cache.folder()}; weft data get NAME brings one")
+    """Read every byte of the cache and report damaged datasets."""
+    errors = {source_of(name).name: cache.verify(name) for name in names or cache.there()}
+    if not errors:
+        raise WeftError(f"no dataset in {cache.folder()}; add one with: weft data get NAME")
     if as_json:
-        print_json([{"name": name, "good": said is None, "problem": said} for name, said in found.items()])
-    else:
-        for name in (name for name, said in found.items() if said is None):
-            say(f"{name}: good")
-    bad = [said for said in found.values() if said is not None]
-    if bad and as_json:
-        raise typer.Exit(2)
-    _fail(bad)
+        print_json([{"name": name, "valid": error is None, "error": error} for name, error in errors.items()])
+        raise typer.Exit(2 if any(errors.values()) else 0)
+    for name, error in errors.items():
+        if error is None:
+            say(f"{name}: valid")
+    _fail([error for error in errors.values() if error is not None])
 
 
-@app.command("where")
-def where_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """The folder of the cache."""
+@app.command("path")
+def path_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Print the folder of the cache."""
     if as_json:
-        print_json({"folder": str(cache.folder()), "there": cache.there()})
+        print_json({"folder": str(cache.folder()), "cached": cache.there()})
     else:
         say(str(cache.folder()))
 
 
 def _entry(name: str) -> dict[str, Any]:
     source = SOURCES[name]
-    entry: dict[str, Any] = {
-        "name": name,
-        "title": source.title,
-        "classes": source.classes,
-        "there": "no",
-        "images": "-",
-        "whole": source.images,  # how many the published set has
-    }
+    cached = "no"
+    images: int | str = "-"
     if name in cache.there():
         try:
-            entry |= {"there": "yes", "images": len(cache.load(name).y)}
+            cached, images = "yes", len(cache.load(name).y)
         except WeftError:
-            entry["there"] = "damaged"
-    entry["files"] = [
-        {"name": file.name, "urls": list(file.urls), "md5": file.md5, "checksum": _known(file.md5)}
+            cached = "damaged"
+    checksums = {True: "published", False: "none published: recorded at the first download"}
+    files = [
+        {"name": file.name, "urls": list(file.urls), "md5": file.md5, "checksum": checksums[bool(file.md5)]}
         for file in source.files
     ]
-    return entry
+    facts = {"name": name, "title": source.title, "classes": source.classes}
+    return {**facts, "cached": cached, "images": images, "published_images": source.images, "files": files}
 
 
-def _of_all(images: int | str, whole: int | None) -> str:
+def _image_count(images: int | str, published: int | None) -> str:
     """
-    >>> _of_all(6000, 70000), _of_all(70000, 70000), _of_all("-", 70000), _of_all(530, None)
+    >>> _image_count(6000, 70000), _image_count(70000, 70000), _image_count("-", 70000), _image_count(530, None)
     ('6,000 of 70,000', '70,000', '-', '530')
     """
     if isinstance(images, str):
         return images
-    return f"{images:,} of {whole:,}" if whole is not None and images < whole else f"{images:,}"
-
-
-def _known(md5: str | None) -> str:
-    return "published" if md5 else "none is published: recorded at the first download"
+    return f"{images:,} of {published:,}" if published is not None and images < published else f"{images:,}"
 
 
 class _Bar:
-    """What pooch tells its progress to, shown by rich."""
+    """A progress bar with the interface that pooch expects."""
 
     def __init__(self, bars: Progress, name: str):
-        self._bars, self._task = bars, TaskID(-1)
-        self._name, self._total = name, 0
+        self._bars, self._name = bars, name
+        self._total, self._task = 0, TaskID(-1)
 
     @property
     def total(self) -> int:
@@ -157,7 +147,7 @@ class _Bar:
 
 
 @contextmanager
-def _bars() -> Iterator[Any]:
+def _download_bars() -> Iterator[Any]:
     if not notes.is_terminal:
         yield lambda _: False
         return
@@ -166,9 +156,9 @@ def _bars() -> Iterator[Any]:
         yield lambda name: _Bar(bars, name)
 
 
-def _fail(said: Sequence[str]) -> None:
-    """One line for each thing that went wrong, if any, and exit code 2."""
-    for line in said[:-1]:
+def _fail(errors: list[str]) -> None:
+    """Print one line per error, if any, and exit with code 2."""
+    for line in errors[:-1]:
         say(f"weft: {line}", notes)
-    if said:
-        raise WeftError(said[-1])
+    if errors:
+        raise WeftError(errors[-1])

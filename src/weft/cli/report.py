@@ -1,4 +1,4 @@
-"""`weft report`, `watch`, `figures`, `tensorboard`: run folders for people to look at. What they need comes late."""
+"""`weft report`, `watch`, `figures` and `tensorboard`: show run folders. Heavy imports are local."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console, RenderableType
 
 from weft.cli.common import notes, say
 from weft.errors import WeftError
 
-Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that hold some.")]
+Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that contain some.")]
 
 
 class Format(StrEnum):
@@ -21,21 +20,10 @@ class Format(StrEnum):
     png = "png"
 
 
-def add_to(app: typer.Typer) -> None:
-    for name, command in (
-        ("report", report_command),
-        ("watch", watch_command),
-        ("figures", figures_command),
-        ("tensorboard", tensorboard_command),
-    ):
-        app.command(name)(command)
-
-
 def report_command(
-    folders: Folders,
-    file: Annotated[Path, typer.Option("--out", help="The page.")] = Path("report.html"),
+    folders: Folders, file: Annotated[Path, typer.Option("--out", help="The page.")] = Path("report.html")
 ) -> None:
-    """One page about one or many runs, to look at in a browser; it needs no network: weft report runs/*
+    """Write one HTML page about one or more runs; it works offline: weft report runs/*
 
     Seeds of one plan are averaged; runs of different plans are compared.
     """
@@ -51,31 +39,31 @@ def write_page(folders: list[Path], file: Path) -> Path:
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise WeftError(f"{file} cannot be written ({error.strerror}); choose another --out") from None
+        raise WeftError(f"cannot write {file} ({error.strerror}); choose another --out") from None
     return file
 
 
 def watch_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder; it may appear later.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of this machine; 0 takes any that is free.")] = 8765,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder; it may be created later.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Local port; 0 takes any free one.")] = 8765,
 ) -> None:
-    """The same page while a run goes on, for a browser on this machine; Ctrl-C ends it, not the run."""
+    """Serve the page on this machine while a run is running; Ctrl-C stops the server, not the run."""
     from weft.report.watch import Server
 
     with Server(folder, port) as server:
         try:
-            say(f"{server.url}   shows {folder} while it runs; Ctrl-C ends this, not the run")
+            say(f"{server.url}   shows {folder} while it runs; Ctrl-C stops the server, not the run")
             server.serve_forever()
         except KeyboardInterrupt:
-            say("\nno longer watching; the run goes on", notes)
+            say("\nserver stopped; the run continues", notes)
 
 
 def figures_command(
     folders: Folders,
-    kind: Annotated[Format, typer.Option("--format", help="Of the files.")] = Format.pdf,
-    folder: Annotated[Path, typer.Option("--out", help="The folder for them.")] = Path("figures"),
+    kind: Annotated[Format, typer.Option("--format", help="File format.")] = Format.pdf,
+    folder: Annotated[Path, typer.Option("--out", help="Output folder.")] = Path("figures"),
 ) -> None:
-    """Figures for a paper, one file each: weft figures runs/* --format svg"""
+    """Write figures for a paper, one file each: weft figures runs/* --format svg"""
     from weft.report.facts import group
     from weft.report.reading import read_runs
 
@@ -89,22 +77,14 @@ def figures_command(
 
 def tensorboard_command(
     folders: Folders,
-    folder: Annotated[Path, typer.Option("--out", help="The folder for event files.")] = Path("tensorboard"),
+    folder: Annotated[Path, typer.Option("--out", help="Folder for event files.")] = Path("tensorboard"),
 ) -> None:
-    """Run folders as event files for TensorBoard: weft tensorboard runs/* then tensorboard --logdir tensorboard"""
+    """Write event files for TensorBoard: weft tensorboard runs/* then tensorboard --logdir tensorboard"""
     from weft.report.reading import read_runs
 
     try:
         from weft.report.trackers import write_events
     except ImportError:
-        raise WeftError("weft tensorboard needs its package: pip install 'weft[tensorboard]'") from None
+        raise WeftError("weft tensorboard needs tensorboard: pip install 'weft[tensorboard]'") from None
     for written in write_events(read_runs(folders), folder):
         say(str(written))
-
-
-def more_about(folder: Path, console: Console) -> list[RenderableType]:
-    """For `weft show`: what the page has beside results, matrices and bytes."""
-    from weft.report import terminal
-    from weft.report.reading import Reader
-
-    return terminal.more_about(Reader(folder).read(), console)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.export import Kind, write_out
 from weft.cli.hub import AsJson, Detached, say, up_or_down
+from weft.cli.tools import ModelFormat, write_model
 from weft.flower import leaving, sharing
 from weft.flower.hub import supervisor
 from weft.flower.hub.programs import check_flower
@@ -254,7 +254,7 @@ def export_command(
         ),
     ],
     task: Annotated[int, typer.Option(min=0, help="For which of the site's tasks, counted from 0.")] = 0,
-    kind: Annotated[Kind, typer.Option("--format", help="Of the file.")] = Kind.onnx,
+    kind: Annotated[ModelFormat, typer.Option("--format", help="Of the file.")] = ModelFormat.onnx,
     file: Annotated[Path | None, typer.Option("--out", help="The file; else SITE-task0.onnx.")] = None,
     folder: Folder = Path("site"),
 ) -> None:
@@ -266,7 +266,7 @@ def export_command(
 
     meant = remembered.run_called(run, remembered.known(site.folder))
     say(f"run {meant.in_words()}")
-    write_out(task_from_site(site.folder, meant.id, task), file or Path(f"{site.name}-task{task}.{kind.value}"), kind)
+    write_model(task_from_site(site.folder, meant.id, task), file or Path(f"{site.name}-task{task}.{kind.value}"), kind)
 
 
 @app.command("leave")

@@ -165,7 +165,7 @@ def _load(name: str, path: Path, changed: int) -> Dataset:  # `changed`: a file 
 
 
 def damaged(name: str, path: Path, error: object) -> str:
-    command = f"weft data get {name} --again" + ("" if SOURCES[name].files else " --from FOLDER")
+    command = f"weft data get {name} --force" + ("" if SOURCES[name].files else " --from FOLDER")
     return f"{path} is damaged ({error}); {command} makes it anew"
 
 

@@ -1,0 +1,110 @@
+"""`weft demo`, `weft run` and `weft resume`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.cli.common import DataDir, Overrides, Workers, interruptible, notes, out, say, worker_count
+from weft.cli.progress import ProgressDisplay
+from weft.cli.report import write_page
+from weft.engines.workers import Crew
+from weft.plan import Plan, ready_plans
+from weft.report import screens
+from weft.runs.folder import read_plan, way_on
+from weft.runs.result import Result
+from weft.runs.run import SAVE_EVERY, fresh_folder, is_over, resume, run
+
+DEMO_METHODS = ("fedweit", "fedavg", "stl")
+
+Memory = Annotated[
+    int | None,
+    typer.Option(help="Megabytes of client state kept in memory. Default: by the number of clients (docs/plans.md)."),
+]
+SaveEvery = Annotated[float, typer.Option(min=0, help="Seconds between checkpoints: the most work a kill can lose.")]
+
+
+def demo_command(
+    seed: Annotated[int | None, typer.Option(help="Replaces the plan's seed.")] = None, workers: Workers = None
+) -> None:
+    """Compare FedWeIT, FedAvg and single-task learning on drawn images: about a minute, no download."""
+    overrides = [] if seed is None else [f"seed={seed}"]
+    plans = [Plan.load(ready_plans()["demo"], [f"method={name}", *overrides]) for name in DEMO_METHODS]
+    results = _run_all([(plan, fresh_folder(plan)) for plan in plans], workers)
+    out.print(screens.comparison([result.summary for result in results]))
+    for result in results:
+        say(f"{result.summary['method']:>8}: {result.folder}")
+    say(f"\nmore about a run: weft show {results[0].folder}")
+    say(f"report for a browser: {write_page([result.folder for result in results], Path('demo.html'))}")
+
+
+def run_command(
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan file, or a name of `weft list plans`.")],
+    words: Overrides = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The new run folder. Default: under runs/.")] = None,
+    workers: Workers = None,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run, counting up from the plan's.")] = 1,
+    memory: Memory = None,
+    save_every: SaveEvery = SAVE_EVERY,
+    data_dir: DataDir = None,
+) -> None:
+    """Run a plan: weft run demo method=fedavg seed=5 --workers 2
+
+    KEY=VALUE changes a key of the plan; method.NAME=VALUE sets an option of the method.
+    """
+    first = Plan.load(plan, words or [])
+    if seeds == 1:
+        jobs = [(first, out_folder or fresh_folder(first))]
+    else:
+        plans = [Plan.load(plan, words or [], seed=first.seed + index) for index in range(seeds)]
+        jobs = [(one, out_folder / f"s{one.seed}" if out_folder else fresh_folder(one)) for one in plans]
+    results = _run_all(jobs, workers, memory=memory, save_every=save_every)
+    out.print(screens.comparison([result.summary for result in results], mean=screens.plus_minus(out)))
+    for result in results:
+        say(str(result.folder))
+
+
+def resume_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
+    workers: Workers = None,
+    memory: Memory = None,
+    save_every: SaveEvery = SAVE_EVERY,
+    data_dir: DataDir = None,
+) -> None:
+    """Resume a run that was stopped, killed or crashed; the result is the same as without the stop."""
+    if is_over(folder):
+        say(f"the run in {folder} is finished; nothing to do", notes)
+    with ProgressDisplay() as display, worker_pool(workers, read_plan(folder).clients) as pool, _stoppable(folder):
+        result = resume(folder, workers=pool, memory=memory, save_every=save_every, screen=display)
+    out.print(screens.comparison([result.summary]))
+
+
+def _run_all(jobs: list[tuple[Plan, Path]], workers: int | None, **options: Any) -> list[Result]:
+    results = []
+    with ProgressDisplay() as display, worker_pool(workers, jobs[0][0].clients) as pool:
+        for plan, folder in jobs:
+            with _stoppable(folder):
+                results.append(run(plan, folder, workers=pool, screen=display, **options))
+    return results
+
+
+def _stoppable(folder: Path) -> Any:
+    return interruptible(lambda: f"resume with: {way_on(folder)}")
+
+
+@contextmanager
+def worker_pool(wanted: int | None, clients: int) -> Iterator[int | Crew]:
+    """Worker processes that serve all runs of a command; one worker is this process."""
+    count = worker_count(wanted, clients)
+    if count <= 1:
+        yield count
+        return
+    crew = Crew(count)
+    try:
+        yield crew
+    finally:
+        crew.close()

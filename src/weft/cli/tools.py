@@ -1,0 +1,262 @@
+"""`weft repro`, `bench`, `export` and `predict`. Each imports what it needs when it is called."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft import repro
+from weft.cli.common import AsJson, DataDir, Workers, interruptible, notes, out, print_json, say, worker_count
+from weft.cli.progress import ProgressDisplay
+from weft.cli.show import experiments
+from weft.errors import WeftError
+from weft.lazy import np
+from weft.report import screens
+from weft.repro.outcome import outcome_of
+from weft.repro.runner import Request, reproduce
+from weft.runs.run import SAVE_EVERY
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weft.export.model import ExportedTask
+
+# ---- weft repro
+
+
+class Scale(StrEnum):
+    paper = "paper"
+    small = "small"
+
+
+def repro_command(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A table or a figure; without it, all are listed.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. Default: set by the experiment.")] = None,
+    first_seed: Annotated[
+        int | None, typer.Option(min=0, help="The first seed. Default: set by the experiment.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(metavar="METHOD,...", help="Only these rows, by label or method.")] = None,
+    scale: Annotated[
+        Scale | None, typer.Option(help="small: 5 clients, 5 tasks, 8 rounds. Default: the paper's scale.")
+    ] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the results.")] = Path("results"),
+    runs: Annotated[Path | None, typer.Option(help="Folder for the run folders. Default: runs/repro/NAME.")] = None,
+    workers: Workers = None,
+    data_dir: DataDir = None,
+    as_json: AsJson = False,
+) -> None:
+    """Reproduce a table or a figure: run what is missing, resume what was stopped, write the results.
+
+    A table is NAME.csv, .md and .tex, a figure NAME.csv, .md, .png and .svg. They are written after each run; repeat
+    the command to resume after a stop. Without a name, all are listed.
+    """
+    if name is None:
+        _list_experiments(as_json)
+        return
+    experiment = repro.load(name, None if scale is None else scale.value)
+    rows = experiment.choose(only if only is None else [word.strip() for word in only.split(",")])
+    first = experiment.first_seed if first_seed is None else first_seed
+    chosen = range(first, first + (seeds or experiment.seeds))
+    place = runs or Path("runs", "repro", experiment.stem)
+    request = Request(experiment, rows, chosen, place, elsewhere=None if runs else place.parent)
+    count = worker_count(workers, max(job.plan.clients for job in request.jobs))
+    outcome = outcome_of(experiment, out_folder)
+    with interruptible(_repeat), ProgressDisplay() as display:
+        results, files = reproduce(request, outcome.desk, count, display, lambda line: say(line, notes))
+    if as_json:
+        print_json(outcome.as_object(results))
+    else:
+        out.print(outcome.shown(results, screens.plus_minus(out)), highlight=False, markup=False)
+        for file in files:
+            say(str(file))
+    missing = {**results.failures, **results.busy}
+    for (label, seed), reason in sorted(missing.items()):
+        say(f"weft: {label} s{seed} failed: {reason}", notes)
+    if missing:
+        raise typer.Exit(1)
+
+
+def _repeat() -> str:
+    command = shlex.join(["weft", *sys.argv[1:]])
+    return f"all but the last {SAVE_EVERY:g} seconds is saved; repeat the command to resume: {command}"
+
+
+def _list_experiments(as_json: bool) -> None:
+    entries = experiments({**repro.TABLES, **repro.FIGURES})
+    if as_json:
+        print_json(entries)
+        return
+    out.print(screens.listing(entries, ["name", "title", "plan"]))
+    say("weft repro NAME reproduces one at the paper's scale; --scale small is quicker")
+
+
+# ---- weft bench
+
+PARTS = {
+    "steps": "training steps",
+    "wire": "encoding and decoding",
+    "server": "server work",
+    "start": "command to first step",
+    "workers": "one and two workers",
+    "memory": "few and many clients",
+    "engine": "default FedWeIT plan",
+    "paired": "the same with all rows of B",
+    "peers": "FedAvg on Flower",
+}
+
+
+def bench_command(
+    as_json: AsJson = False,
+    quick: Annotated[bool, typer.Option("--quick", help="All ratios from fewer repetitions, in some minutes.")] = False,
+    peers: Annotated[bool, typer.Option("--peers", help="Also Flower's simulation (run `make peers` first).")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with code 1 if a threshold is missed.")] = False,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="Write bench.json, .md and -growth.png there.")
+    ] = None,
+) -> None:
+    """Measure this machine: training steps, the engine, server, wire and memory, as ratios within one run.
+
+    Run nothing else meanwhile; it takes a quarter of an hour or more, some minutes with --quick.
+    """
+    from weft.bench import figure, report
+    from weft.bench.whole import bench
+
+    partial = PartialResults(out_folder)
+    if out_folder is not None:
+        figure.check()
+        partial.check()
+    try:
+        with interruptible(partial.describe), ProgressDisplay() as display:
+            found = bench(quick, peers, lambda part, *count: display.part(PARTS[part], *count), partial.save)
+    except Exception:
+        if partial.parts:
+            say(partial.describe(), notes)
+        raise
+    files: list[Path] = []
+    if out_folder is not None:
+        files = [*report.write(found, out_folder), out_folder / "bench-growth.png"]
+        partial.remove()
+        figure.draw(found, files[-1])
+    if as_json:
+        print_json(found)
+    else:
+        for sheet in report.sheets(found):
+            out.print(report.in_terminal(sheet))
+        for file in files:
+            say(str(file))
+    if check and any(bar["met"] is False for bar in found["bars"]):
+        raise typer.Exit(1)
+
+
+class PartialResults:
+    """What is measured so far, in a file next to the results until the benchmark is complete."""
+
+    def __init__(self, folder: Path | None):
+        self._file = None if folder is None else folder / "bench-parts.json"
+        self.parts: list[str] = []
+
+    def check(self) -> None:
+        """Fail before anything is measured if the folder is not writable."""
+        if self._file is not None:
+            try:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._file.touch()
+                self._file.unlink()
+            except OSError as error:
+                folder = self._file.parent
+                raise WeftError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
+
+    def save(self, found: dict[str, Any]) -> None:
+        if self._file is not None:
+            from weft.files import write_text
+
+            write_text(self._file, json.dumps(found, indent=2) + "\n")
+            self.parts = list(found["part_seconds"])
+
+    def describe(self) -> str:
+        if not self.parts:
+            return "nothing was written"
+        return f"the parts measured so far ({', '.join(self.parts)}) are in {self._file}"
+
+    def remove(self) -> None:
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+
+# ---- weft export, weft predict
+
+
+class ModelFormat(StrEnum):
+    safetensors = "safetensors"
+    onnx = "onnx"
+
+
+def export_command(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")],
+    client: Annotated[int, typer.Option(min=0, help="Index of the client.")] = 0,
+    task: Annotated[int, typer.Option(min=0, help="Index of the task.")] = 0,
+    kind: Annotated[ModelFormat, typer.Option("--format", help="File format.")] = ModelFormat.onnx,
+    file: Annotated[Path | None, typer.Option("--out", help="The file. Default: client0-task0.onnx.")] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Export the model of one task as one file that needs no weft: weft export runs/demo-fedweit-s0 --client 0 --task 1
+
+    Input: images as bytes; output: logits and probabilities. The file is checked against the run on test images.
+    """
+    from weft.export.model import task_from_run
+
+    write_model(task_from_run(folder, client, task), file or Path(f"client{client}-task{task}.{kind.value}"), kind)
+
+
+def write_model(exported: ExportedTask, path: Path, kind: ModelFormat) -> None:
+    from weft.export.files import write
+
+    difference = write(exported, path, kind.value)
+    names = ", ".join(exported.metadata["classes"])
+    say(f"{path}: {exported.metadata['task']} ({names}); checked on {len(exported.images)} test images")
+    say(f"largest difference of a logit: {difference:.1e}; try it with: weft predict {path} IMAGE...")
+
+
+def predict_command(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file written by weft export.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files of any size.")],
+    trust: Annotated[bool, typer.Option("--trust", help="You know who wrote FILE: it may name code to run.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Classify images with an exported model: weft predict client0-task0.onnx a.png b.png"""
+    from weft.export.files import open_model
+
+    predict, facts = open_model(file, trusted=trust)
+    _, predictions = predict(np.stack([_read_image(path, facts) for path in images]))
+    found = [dict(zip(facts["classes"], map(float, row), strict=True)) for row in predictions]
+    if as_json:
+        print_json([{"image": str(path), facts["predictions"]: row} for path, row in zip(images, found, strict=True)])
+        return
+    for path, row in zip(images, found, strict=True):
+        say(f"{path}: {_prediction_text(row, facts)}")
+
+
+def _read_image(path: Path, facts: dict[str, Any]) -> NDArray[np.uint8]:
+    """Read an image the way the images of a folder are read for training."""
+    from weft.data.pictures import BAD_PICTURE, own_picture
+
+    try:
+        return own_picture(path.read_bytes(), facts["image"][0], facts["bits"])[0]
+    except BAD_PICTURE as error:
+        reason = getattr(error, "strerror", None) or "not an image file that Pillow can decode"
+        raise WeftError(f"cannot read the image {path}: {reason}") from None
+
+
+def _prediction_text(row: dict[str, float], facts: dict[str, Any]) -> str:
+    if facts["predictions"] != "probabilities":
+        return ", ".join(f"{name} {value:.3f}" for name, value in row.items())
+    best, *others = sorted(row, key=lambda name: -row[name])
+    return f"{best} {100 * row[best]:.1f} %" + (f", then {others[0]} {100 * row[others[0]]:.1f} %" if others else "")
