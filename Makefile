@@ -7,7 +7,7 @@ FLOWER := build/flower
 # packages are installed without compiling them all (see below), so what is loaded must be kept once it is compiled
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-flower quick lint docs peers wheel clean
+.PHONY: demo test test-all test-flower quick lint docs bits peers wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/weft demo
@@ -36,6 +36,16 @@ lint: $(VENV)/ready-to-test
 # the documentation site, into build/site; the variable turns off mkdocs-material's announcement of its successor
 docs: $(VENV)/ready-to-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# run the same small plans with commit BASE and with this tree: accuracies and tensors must be equal to the bit
+bits: $(VENV)/ready
+	@[ -n "$(BASE)" ] || { echo "make bits: name the commit to compare with: make bits BASE=COMMIT" >&2; exit 2; }
+	rm -rf build/bits && git worktree prune
+	git worktree add --quiet --detach build/bits/base "$(BASE)"
+	$(BIN)/python tests/bits.py run build/bits/base build/bits/old
+	$(BIN)/python tests/bits.py run . build/bits/new
+	$(BIN)/python tests/bits.py compare build/bits/old build/bits/new
+	git worktree remove --force build/bits/base
 
 # --no-compile: what is loaded is compiled then, and most of torch never is; it saves a minute
 # torch first and by itself, at its exact version: an open range would bring gigabytes of CUDA packages along
