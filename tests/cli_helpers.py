@@ -14,6 +14,7 @@ import difflib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C is tested, so it has to arrive
 
 COMMAND = Path(sys.executable).parent / "weft"
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 TIMES = ("seconds", "images_per_second")  # the only fields of a summary that may differ
 TINY: dict[str, Any] = {
     "scenario": "glyphs",
@@ -316,6 +318,13 @@ def assert_one_line(outcome: Outcome, *words: str) -> None:
     assert outcome.err.endswith("\n"), outcome.err
     for word in words:
         assert word in outcome.err, f"{word!r} is not in {outcome.err!r}"
+
+
+def assert_readable(text: str, width: int = 80) -> None:
+    """Plain text that fits the terminal, with nothing cut away."""
+    assert not CONTROL.search(text), text
+    assert all(len(line) <= width for line in text.splitlines()), text
+    assert "…" not in text, text
 
 
 def until(happened: Callable[[], Any], seconds: float = 60, pause: float = 0.002) -> Any:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cli_helpers import assert_one_line, copy
+from cli_helpers import assert_one_line, assert_readable, copy
 from data_helpers import encoded, random_images
 from PIL import Image
 
@@ -15,11 +15,6 @@ from weft import scenarios
 from weft.data.sources import SOURCES
 
 pytest_plugins = ["cli_helpers", "data_helpers"]
-
-
-def assert_readable(text: str) -> None:
-    assert "…" not in text
-    assert all(len(line) <= 80 for line in text.splitlines())
 
 
 @pytest.mark.parametrize("name", ["list", "get", "verify", "path"])
