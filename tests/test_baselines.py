@@ -420,7 +420,7 @@ def test_plain_sgd_is_theta_minus_rate_times_gradient():
 def test_a_method_that_needs_sgd_refuses_adam(name):
     plan = tiny(method=name)
     assert (plan.optimizer, plan.sgd_rate) == ("sgd", class_of(name).sgd_rate)  # written down, not left to defaults
-    with pytest.raises(weft.WeftError, match="needs SGD"):
+    with pytest.raises(weft.WeftError, match="requires SGD"):
         tiny(method=name, optimizer="adam")
 
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.core.engine import Reply, Request, Saved
-from weft.engines.clock import Clock, Options
+from weft.engines.clock import Clock
 from weft.engines.simulated import Clocked
+from weft.plan import ClockOptions as Options
 
 OPTIONS = st.builds(
     Options,

@@ -90,7 +90,7 @@ def test_a_plans_options_hold_however_its_combination_is_written():
 
 @pytest.mark.parametrize(("name", "key"), [("scaffold", "learning_rate"), ("fedavg", "sgd_rate")])
 def test_a_rate_that_would_do_nothing_is_refused(name, key):
-    with pytest.raises(weft.WeftError, match=f"{key} does nothing here"):
+    with pytest.raises(weft.WeftError, match=f"{key} has no effect"):
         weft.Plan.merge({}, [f"method={name}", f"{key}=0.5"])
     assert weft.Plan.merge({key: 0.5}, [f"method={name}"]).method == name  # of a plan's file other methods may need it
 

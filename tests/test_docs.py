@@ -33,9 +33,10 @@ tasks = 2
 network = "mlp"
 rounds_per_task = 2
 batch_size = 10
-"scenario.train" = 20
-"scenario.valid" = 10
-"scenario.test" = 10
+[scenario]
+train = 20
+valid = 10
+test = 10
 """
 TINY_TABLES = """
 from pathlib import Path

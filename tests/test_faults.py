@@ -18,7 +18,8 @@ from weft import WeftError
 from weft import registry as named
 from weft.core.checks import Inspector, Refused, forms_of
 from weft.core.schedule import Visit
-from weft.engines.faults import Options, corrupted, fate
+from weft.engines.faults import corrupted, fate
+from weft.plan import FaultOptions as Options
 from weft.plan import Plan
 from weft.wire.message import Message, MessageError, decode, encode
 from weft.wire.tensors import Rows, Sparse

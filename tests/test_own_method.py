@@ -152,7 +152,7 @@ def test_whose_option_it_is():
 
 
 def test_apd_needs_adam():
-    with pytest.raises(weft.WeftError, match="needs Adam"):
+    with pytest.raises(weft.WeftError, match="requires Adam"):
         tiny(method="apd", optimizer="sgd")
 
 

@@ -198,7 +198,7 @@ def test_the_usual_loss_by_name_is_the_usual_loss(tmp_path):
     [
         ({"loss": "mse"}, "is not a loss; write file.py:Name"),
         ({"loss": "test_own_parts:two"}, "is not a loss"),
-        ({"loss": "test_own_parts:Same", "method": "joint"}, "cannot have a loss of your own"),
+        ({"loss": "test_own_parts:Same", "method": "joint"}, "remove loss="),
         ({"metrics": "f1"}, "unknown metric 'f1'"),
     ],
 )

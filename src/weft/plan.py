@@ -1,14 +1,13 @@
-"""Plan: one typed, checked description of an experiment, from a TOML file, `key=value` words, or Python.
+"""Plan: one typed, checked description of an experiment.
 
-    scenario = "glyphs"                 Plan(scenario="glyphs",
-    clients = 3                              clients=3,
-    method = "fedweit"                       method={"name": "fedweit", "keep": 0.3})
-    "method.keep" = 0.3                 (a table [method] with name = and keep = says the same)
+    clients = 3             Plan(clients=3, method={"name": "fedweit", "keep": 0.3})
+    [method]                weft run FILE clients=3 method=fedweit method.keep=0.3
+    name = "fedweit"
+    keep = 0.3              a file, Python and the command line: the same plan
 
-Options of the method, the network and the scenario are `method.NAME`, `network.NAME` and `scenario.NAME`, those of the
-virtual clock and of faults on purpose `clock.NAME` and `faults.NAME`. What holds only for one method stands in a
-section such as [for.fedavg]. Later words win over earlier ones:
-defaults < a method's preset (`fedweit@paper`) < the plan's keys < its [for.METHOD] < the command line.
+A section (method, network, scenario, clock, faults) is a table of options; a string in its place is its name. Later
+layers override earlier ones: defaults, a preset (`fedweit@paper`), the keys of a file, its section [for.METHOD], the
+command line.
 """
 
 from __future__ import annotations
@@ -23,261 +22,258 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from weft import methods, metrics, networks, registry, scenarios
-from weft.engines.clock import Options as Clock
-from weft.engines.faults import Options as Faults
 from weft.errors import WeftError, nearest
 
-PARTS = ("method", "network", "scenario")
-SECTIONS: dict[str, type[BaseModel]] = {"clock": Clock, "faults": Faults}
-SMALL = {"clients": 5, "tasks": 5, "rounds_per_task": 8}  # what scale = "small" leaves of a plan
+STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True)
+COMPONENTS = ("method", "network", "scenario")  # sections with a name
+SMALL = {"clients": 5, "tasks": 5, "rounds_per_task": 8}  # upper bounds of scale = "small"
+
+
+class ClockOptions(BaseModel):
+    """Virtual clock: speed and availability of simulated clients; by default all are equal and always available."""
+
+    model_config = STRICT
+
+    spread: float = Field(1.0, ge=1, le=1000)  # the slowest client may take this many times as long as the fastest
+    jitter: float = Field(0.0, ge=0, le=2)  # standard deviation of the logarithm of a round's duration
+    late: float = Field(0.0, ge=0)  # a client joins up to this many seconds after the start
+    stay: float = Field(0.0, ge=0)  # mean seconds until a client goes offline; 0: never
+    away: float = Field(5.0, gt=0)  # mean seconds offline
+
+
+class FaultOptions(BaseModel):
+    """Fault injection: the rate of each fault, as a share of all requests; none by default."""
+
+    model_config = STRICT
+
+    crash: float = Field(0.0, ge=0, lt=1)  # the client fails before it starts and reports an error
+    drop: float = Field(0.0, ge=0, lt=1)  # the client trains and its reply is lost
+    corrupt: float = Field(0.0, ge=0, lt=1)  # the reply arrives damaged, or with garbage values
+    delay: float = Field(0.0, ge=0, lt=1)  # the reply is late by `delay_seconds`
+    delay_seconds: float = Field(3.0, gt=0)
+
+    @model_validator(mode="after")
+    def _check_sum(self) -> Self:
+        if sum(self.rates.values()) >= 1:
+            raise ValueError("the rates of all faults together must be less than 1")
+        return self
+
+    @property
+    def rates(self) -> dict[str, float]:
+        return {"crash": self.crash, "drop": self.drop, "corrupt": self.corrupt, "delay": self.delay}
+
+    @property
+    def any(self) -> bool:
+        return any(self.rates.values())
+
+
+OPTION_SECTIONS: dict[str, type[BaseModel]] = {"clock": ClockOptions, "faults": FaultOptions}
+SECTIONS = (*COMPONENTS, *OPTION_SECTIONS)
 
 
 class Plan(BaseModel):
-    """Everything that decides a run's result, and nothing else: not where it is written, nor by how many workers."""
+    """Everything that decides a run's result, and nothing else: not the output folder, not the number of workers."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True)
+    model_config = STRICT
 
     name: str = Field("plan", pattern=r"^[\w.+@-]+$")
     scenario: str = "glyphs"
-    scenario_options: dict[str, Any] = Field(default_factory=dict)
+    scenario_options: dict[str, Any]
     clients: int = Field(5, ge=1)
-    tasks: int = Field(10, ge=1)  # for each client
+    tasks: int = Field(10, ge=1)  # per client
     network: str = "lenet"
-    network_options: dict[str, Any] = Field(default_factory=dict)
+    network_options: dict[str, Any]
     method: str = "fedweit"
-    method_options: dict[str, Any] = Field(default_factory=dict)
+    method_options: dict[str, Any]
     rounds_per_task: int = Field(20, ge=1)  # appendix A
     epochs_per_round: int = Field(1, ge=1)  # appendix A
     clients_per_round: int | Literal["all"] = "all"
-    train_unchosen: bool = False  # do clients that were not chosen for a round train by themselves in it?
+    train_unchosen: bool = False  # whether clients that are not selected for a round train locally in it
     batch_size: int = Field(100, ge=1)  # appendix A
-    optimizer: Literal["auto", "adam", "sgd"] = "auto"  # auto: sgd for the methods that need it, adam for the others
+    optimizer: Literal["auto", "adam", "sgd"] = "auto"  # auto: sgd for methods that require it, else adam
     learning_rate: float = Field(1e-3 / 3, gt=0)  # Adam's at the start of each task; appendix A, 5 clients
-    sgd_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"  # SGD's; auto: each method's own
+    sgd_rate: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"  # SGD's; auto: the method's default
     rate_decay: float = Field(3.0, gt=1)  # the rate is divided by this ...
-    patience: int = Field(5, ge=1)  # ... after so many epochs without a lower validation loss ...
-    rate_floor: float = Field(1e-7, ge=0)  # ... and the task is over when it gets here (rho)
+    patience: int = Field(5, ge=1)  # ... after this many epochs without a lower validation loss ...
+    rate_floor: float = Field(1e-7, ge=0)  # ... and the task ends when the rate reaches this value (rho)
     stop_at_floor: bool = True
     optimizer_memory: Literal["task", "round"] = "task"  # how long Adam's moments are kept
     shuffle: bool = True
     measured_model: Literal["own", "global"] = "own"  # after the client's last epoch, or after the next theta_G
-    precision: Literal["auto", "float32", "half", "int8"] = "auto"  # of values on the wire; auto: each method's own
-    # task_clocks: rounds in step, but a task takes each client another number of them; updates: no common rounds either
+    precision: Literal["auto", "float32", "half", "int8"] = "auto"  # of values on the wire; auto: the method's default
+    # task_clocks: common rounds, but a task takes each client a different number of them; updates: no common rounds
     asynchronous: Literal["none", "task_clocks", "updates"] = Field("none", alias="async")
-    rounds_spread: float = Field(0.5, ge=0, lt=1)  # async: a task takes rounds_per_task, give or take this share
-    staleness_exponent: float = Field(0.5, ge=0)  # updates: an answer counts (1 + staleness) ** -this
-    staleness_bound: int | Literal["auto"] = "auto"  # updates: a staler one is refused; auto: ten times the clients
-    quorum: int | Literal["all"] = "all"  # a round is over when so many have answered ...
-    deadline: Annotated[float, Field(gt=0)] | Literal["none"] = "none"  # ... or after so many seconds
-    late: Literal["next", "drop"] = "next"  # a later answer counts in the round in which it comes, or not at all
-    aggregation: Literal["mean", "median", "clip"] = "mean"  # of a round's answers: see robust.py
-    max_update_norm: float = Field(100.0, gt=0)  # a tensor of a larger norm, in initial bodies, is refused
-    clock: Clock = Field(default_factory=lambda: Clock.model_validate({}))
-    faults: Faults = Field(default_factory=lambda: Faults.model_validate({}))
-    loss: str | None = None  # of one's own, as file.py:Name; unset, the cross entropy of classes
-    metrics: str | None = None  # to be measured beside accuracy, by their names, with commas between them
+    rounds_spread: float = Field(0.5, ge=0, lt=1)  # async: a task takes rounds_per_task, plus or minus this share
+    staleness_exponent: float = Field(0.5, ge=0)  # updates: an update has the weight (1 + staleness) ** -this
+    staleness_bound: int | Literal["auto"] = "auto"  # updates: staler ones are rejected; auto: ten times the clients
+    quorum: int | Literal["all"] = "all"  # a round ends after this many replies ...
+    deadline: Annotated[float, Field(gt=0)] | Literal["none"] = "none"  # ... or after this many seconds
+    late: Literal["next", "drop"] = "next"  # a later reply counts in the round in which it arrives, or is dropped
+    aggregation: Literal["mean", "median", "clip"] = "mean"  # of a round's replies
+    max_update_norm: float = Field(
+        100.0, gt=0
+    )  # a tensor with a larger norm, relative to the initial body, is rejected
+    clock: ClockOptions
+    faults: FaultOptions
+    loss: str | None = None  # user-defined, as file.py:Name; unset: cross entropy
+    metrics: str | None = None  # reported besides accuracy, by name, separated by commas
     seed: int = Field(0, ge=0)
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
 
-    @model_validator(mode="before")
-    @classmethod
-    def _gather(cls, given: Any) -> Any:
-        return gather(given) if isinstance(given, Mapping) else given
-
-    def __init__(self, **given: Any):
-        given = gather({key: in_words(value) if key in PARTS else value for key, value in given.items()})
-        if isinstance(name := given.get("scenario"), str) and not {"clients", "tasks"} <= given.keys():
-            given = {**scenarios.usual(name, given.get("scenario_options", {})), **given}
-        given = scaled(given)
-        name, _, preset = str(given.get("method", "")).partition("@")
-        if preset:  # what is given wins over the preset
-            below = gather(methods.preset_of(name, preset))
-            options = {**below.pop("method_options", {}), **given.get("method_options", {})}
-            given = {**below, **given, "method_options": options}
+    def __init__(self, overrides: Mapping[str, Any] | None = None, /, **given: Any):
+        """Resolve the given keys, with overrides on top; the first mistake is a `WeftError`."""
         try:
-            super().__init__(**given)
-            self._check()
+            super().__init__(**resolve(given, overrides or {}))
         except ValidationError as error:
             raise WeftError(explain(error, type(self))) from None
 
-    def _check(self) -> None:
-        """What no single key can tell; and the options of the three parts, completed with their defaults."""
-        if self.clients_per_round != "all" and not 1 <= self.clients_per_round <= self.clients:
-            raise WeftError(
-                f"clients_per_round is {self.clients_per_round} but there are {self.clients} clients; "
-                f"choose 1 to {self.clients}, or all"
-            )
-        self._check_times()
-        # fedprox+ewc and ewc+fedprox are one plan; and a file is found again from any folder
-        object.__setattr__(self, "method", methods.canonical("+".join(map(absolute, self.method.split("+")))))
-        object.__setattr__(self, "network", absolute(self.network))
-        object.__setattr__(self, "scenario", absolute(self.scenario))
-        self._check_measures()
-        self._settle_optimizer()
-        if self.precision == "auto":
-            object.__setattr__(self, "precision", methods.class_of(self.method).precision)
-        for part, options in (
-            ("method", methods.options_of(self.method)),
-            ("network", networks.options_of(self.network)),
-            ("scenario", scenarios.module_of(self.scenario).Options),
-        ):
-            given = getattr(self, f"{part}_options")
-            given = without_owner(given, getattr(self, part), part == "method")
-            try:
-                complete = options.model_validate(given).model_dump(mode="json")
-            except ValidationError as error:
-                raise WeftError(explain(error, options, prefix=f"{part}.")) from None
-            object.__setattr__(self, f"{part}_options", complete)
-        if self.asynchronous == "updates":
-            why = methods.load(self.method, self.method_options).why_not_as_it_comes()
-            if why:
-                raise WeftError(f"{self.method} cannot run with async=updates: {why}; choose async=task_clocks or none")
-
-    def _check_times(self) -> None:
-        """Who waits for whom."""
-        most = self.clients if self.clients_per_round == "all" else self.clients_per_round
-        if self.quorum != "all" and not 1 <= self.quorum <= most:
-            raise WeftError(
-                f"quorum is {self.quorum} but {most} clients are asked in a round; choose 1 to {most}, or all"
-            )
-        if self.staleness_bound == "auto":
-            object.__setattr__(self, "staleness_bound", 10 * self.clients)
-        elif self.staleness_bound < 0:
-            raise WeftError(f"staleness_bound is {self.staleness_bound}; choose 0 or more, or auto")
-        if self.asynchronous != "updates":
-            return
-        for key, value in (("clients_per_round", "all"), ("quorum", "all"), ("aggregation", "mean")):
-            if getattr(self, key) != value:
-                raise WeftError(f"{key} is for rounds, and with async=updates there are none; leave {key}={value}")
-        if self.faults.drop and self.deadline == "none":
-            raise WeftError("with async=updates and faults.drop somebody has to notice a lost answer; set a deadline")
-
-    def _check_measures(self) -> None:
-        """What is minimised, and what is measured."""
-        if self.loss is not None:
-            object.__setattr__(self, "loss", absolute(registry.full_name(self.loss, "weft.losses")))
-            networks.check_loss(self.loss)
-            if methods.class_of(self.method).sees_all:
-                raise WeftError(f"{self.method} learns all tasks at once as classes; it cannot have a loss of your own")
-        if self.metrics is not None:
-            chosen = [name.strip() for name in self.metrics.split(",") if name.strip()]
-            wanted = [absolute(registry.full_name(name, "weft.metrics")) for name in chosen]
-            metrics.find(wanted)
-            object.__setattr__(self, "metrics", ",".join(wanted) or None)
-
-    def _settle_optimizer(self) -> None:
-        """`auto` becomes what the method uses: a plan says all that decides a result, whatever later defaults are."""
-        method = methods.class_of(self.method)
-        if self.optimizer == "adam" and method.optimizer == "sgd":
-            raise WeftError(f"{self.method} needs SGD; leave optimizer=auto, and set its rate with sgd_rate")
-        if self.optimizer == "sgd" and method.composes:
-            raise WeftError(
-                f"{self.method} needs Adam, for which its drift and l1 terms are scaled; leave optimizer=auto"
-            )
-        if self.optimizer == "auto":
-            object.__setattr__(self, "optimizer", method.optimizer)
-        if self.optimizer == "sgd" and self.sgd_rate == "auto":
-            object.__setattr__(self, "sgd_rate", method.sgd_rate)
-
-    @property
-    def wire(self) -> Literal["float32", "half", "int8"]:
-        """The precision, settled."""
-        assert self.precision != "auto"
-        return self.precision
-
     @classmethod
     def load(cls, path: str | Path, words: Iterable[str] = (), **more: Any) -> Self:
-        """A plan from a file or the name of a ready one, with `key=value` words and keyword arguments on top."""
+        """Read a plan from a file, a run folder or a ready plan's name; `key=value` words and keywords override it."""
         file = find(path)
         try:
-            text = tomllib.loads(file.read_text(encoding="utf-8"))
+            given = tomllib.loads(file.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise WeftError(f"{file} is not valid TOML: {error}") from None
-        return cls.merge({"name": re.sub(r"[^\w.+@-]", "-", file.stem), **text}, words, **more)
+        tables = [given, *given["for"].values()] if isinstance(given.get("for"), Mapping) else [given]
+        for key in (key for table in tables if isinstance(table, Mapping) for key in table if "." in key):
+            raise WeftError(f"{file}: write {key!r} as a table: [{key.replace('.', '] with ', 1)} = ...")
+        return cls.merge({"name": re.sub(r"[^\w.+@-]", "-", file.stem), **given}, words, **more)
 
     @classmethod
     def merge(cls, given: Mapping[str, Any], words: Iterable[str] = (), **more: Any) -> Self:
-        base = dict(given)
-        sections = base.pop("for", {})
-        if not isinstance(sections, Mapping) or not all(isinstance(section, Mapping) for section in sections.values()):
-            raise WeftError("the section for.METHOD of a plan is a table, such as [for.fedavg]")
-        sections = {registry.full_name(name, "weft.methods"): section for name, section in sections.items()}
-        for name in sections:
-            methods.class_of(name)  # a misspelt section would silently do nothing
-        base, top = gather(base), gather({**parse(words), **{key: in_words(value) for key, value in more.items()}})
-        chosen = top.get("method", base.get("method", cls.model_fields["method"].default))
-        if not isinstance(chosen, str):
-            raise WeftError("method must be a name, such as method=fedweit")
-        own = base.get("method", cls.model_fields["method"].default)
-        if methods.parts_of(methods.canonical(chosen)) != methods.parts_of(methods.canonical(str(own))):
-            base.pop("method_options", None)  # options of the plan's own method mean nothing to another one
-        for part in ("network", "scenario"):
-            if part in top and top[part] != base.get(part, cls.model_fields[part].default):
-                base.pop(f"{part}_options", None)
-        # sections of a combination's parts, then its own; a preset goes below all of them, in __init__
-        plain = methods.canonical(chosen).partition("@")[0]
-        own_sections = [sections[part] for part in methods.parts_of(plain) if part in sections and part != plain]
-        own_sections += [section for name, section in sections.items() if methods.canonical(name) == plain]
-        layers = [base, *map(gather, own_sections), top]
-        merged: dict[str, Any] = {}
-        for layer in layers:
-            for key, value in layer.items():
-                old = merged.get(key)
-                merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value
-        merged["method"] = chosen
-        plan = cls(**scaled(merged, keep=top))
-        for key, optimizer, right in (("learning_rate", "sgd", "sgd_rate"), ("sgd_rate", "adam", "learning_rate")):
-            if key in top and plan.optimizer == optimizer:  # in a plan's file it may be meant for another method
-                raise WeftError(f"{key} does nothing here: {plan.method} trains with {optimizer}; set {right}")
-        return plan
+        """Make a plan of a mapping; `key=value` words and keywords override it."""
+        return cls({**parse(words), **more}, **given)
+
+    @property
+    def wire(self) -> Literal["float32", "half", "int8"]:
+        """Precision of values on the wire."""
+        assert self.precision != "auto"
+        return self.precision
 
     def toml(self) -> str:
-        """The whole plan, defaults included, in the form that `load` reads."""
-        whole = self.model_dump(by_alias=True).items()
-        keys = {key: value for key, value in whole if not isinstance(value, dict) and value is not None}
-        lines = [f"{key} = {_literal(value)}" for key, value in keys.items()]
-        for part in PARTS:
-            options = getattr(self, f"{part}_options")
-            lines += [f'"{part}.{key}" = {_literal(value)}' for key, value in options.items() if value is not None]
-        for section in SECTIONS:
-            options = getattr(self, section).model_dump()
-            lines += [f'"{section}.{key}" = {_literal(value)}' for key, value in options.items()]
-        return "\n".join(lines) + "\n"
+        """Write the whole plan, defaults included, as a file that `load` reads."""
+        whole = self.model_dump(by_alias=True)
+        tables = {section: {"name": whole.pop(section), **whole.pop(f"{section}_options")} for section in COMPONENTS}
+        tables |= {section: whole.pop(section) for section in OPTION_SECTIONS}
+        return "\n".join([_lines(whole), *(f"[{name}]\n{_lines(table)}" for name, table in tables.items())])
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """Check what no single key can tell."""
+        method, updates = methods.class_of(self.method), self.asynchronous == "updates"
+        most = self.clients if self.clients_per_round == "all" else self.clients_per_round
+        if not 1 <= most <= self.clients:
+            text = (
+                f"clients_per_round is {most} but there are {self.clients} clients; choose 1 to {self.clients}, or all"
+            )
+        elif self.quorum != "all" and not 1 <= self.quorum <= most:
+            text = f"quorum is {self.quorum} but a round has {most} clients; choose 1 to {most}, or all"
+        elif self.staleness_bound != "auto" and self.staleness_bound < 0:
+            text = f"staleness_bound is {self.staleness_bound}; choose 0 or more, or auto"
+        elif self.optimizer == "adam" and method.optimizer == "sgd":
+            text = f"{self.method} requires SGD; leave optimizer=auto, and set its rate with sgd_rate"
+        elif self.optimizer == "sgd" and method.composes:
+            text = f"{self.method} requires Adam, for which its drift and l1 terms are scaled; leave optimizer=auto"
+        elif self.loss is not None and method.sees_all:
+            text = f"{self.method} trains on all tasks at once as classes; remove loss={self.loss}"
+        elif updates and (self.clients_per_round, self.quorum, self.aggregation) != ("all", "all", "mean"):
+            text = "async=updates has no rounds; leave clients_per_round=all, quorum=all and aggregation=mean"
+        elif updates and self.faults.drop and self.deadline == "none":
+            text = "async=updates with faults.drop needs a deadline, after which a reply counts as lost; set deadline"
+        elif updates and (why := methods.load(self.method, self.method_options).why_not_as_it_comes()):
+            text = f"{self.method} cannot run with async=updates: {why}; choose async=task_clocks or none"
+        else:
+            return self
+        raise WeftError(text)
 
 
-def gather(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Bring the ways to write an option (`"method.keep" = 1`, [method] keep = 1) into one: method_options = {keep: 1}.
+# ---- from what is given to the values of a plan ----------------------------------------------------------------------
 
-    >>> gather({"method": {"name": "fedweit", "keep": 0.3}, "method.past": "frozen", "seed": 1})
-    {'method': 'fedweit', 'method_options': {'keep': 0.3, 'past': 'frozen'}, 'seed': 1}
+
+def resolve(file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge all layers of a plan and replace every `auto`: the values of Plan's fields, not yet checked.
+
+    An override of a component's name removes the options that the file gives to another one.
+    """
+    rest = dict(file)
+    for_methods = _method_sections(rest.pop("for", {}))
+    base, top = as_tables(rest), as_tables(overrides)
+    names = {}
+    for section in COMPONENTS:
+        old = base.get(section, {}).get("name", Plan.model_fields[section].default)
+        names[section] = name = _full_name(section, top.get(section, {}).get("name", old))
+        if _parts(section, name) != _parts(section, str(old)):
+            base[section] = {}
+    plain, _, preset = names["method"].partition("@")
+    layers = [as_tables(methods.preset_of(plain, preset)), base]
+    layers += [
+        as_tables(for_methods[part]) for part in methods.parts_of(plain) if part != plain and part in for_methods
+    ]
+    layers += [as_tables(table) for name, table in for_methods.items() if methods.canonical(name) == plain]
+    values: dict[str, Any] = {}
+    for layer in (*layers, top):
+        for key, value in layer.items():
+            values[key] = {**values.get(key, {}), **value} if key in SECTIONS else value
+    for section in COMPONENTS:
+        options = values.get(section, {})
+        values[f"{section}_options"] = {key: value for key, value in options.items() if key != "name"}
+    values |= {**names, **{section: values.get(section, {}) for section in OPTION_SECTIONS}}
+    if not {"clients", "tasks"} <= values.keys():
+        values = {**scenarios.usual(names["scenario"], values["scenario_options"]), **values}
+    values = scaled(values, keep=top)
+    for section in COMPONENTS:
+        values[f"{section}_options"] = _complete(section, names[section], values[f"{section}_options"])
+    _replace_auto(values)
+    for key, optimizer, right in (("learning_rate", "sgd", "sgd_rate"), ("sgd_rate", "adam", "learning_rate")):
+        if key in top and values["optimizer"] == optimizer:  # in a file it may be meant for another method
+            raise WeftError(f"{key} has no effect: {names['method']} trains with {optimizer}; set {right}")
+    return values
+
+
+def as_tables(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the options of each section into one table.
+
+    >>> as_tables({"method": "fedweit", "method.keep": 0.3, "clock": {"late": 2.0}, "seed": 1})
+    {'method': {'name': 'fedweit', 'keep': 0.3}, 'clock': {'late': 2.0}, 'seed': 1}
     """
     result: dict[str, Any] = {}
     for key, value in given.items():
-        part, _, option = key.partition(".")
-        if part in SECTIONS and (option or isinstance(value, Mapping)):
-            result.setdefault(part, {}).update({option: value} if option else value)
-        elif part in PARTS and option:
-            result.setdefault(f"{part}_options", {})[option] = value
-        elif part in PARTS and isinstance(value, Mapping):
+        section, dot, option = key.removesuffix("_options").partition(".")
+        if section not in SECTIONS:
+            result["async" if key == "asynchronous" else key] = value
+            continue
+        if dot:
+            table = {option: value}
+        elif isinstance(value, Mapping):
             table = dict(value)
-            if "name" in table:
-                result[part] = table.pop("name")
-            result.setdefault(f"{part}_options", {}).update(table)
-        elif key.endswith("_options") and isinstance(value, Mapping):
-            result.setdefault(key, {}).update(value)
+        elif section in OPTION_SECTIONS or key.endswith("_options"):
+            raise WeftError(f"{key}: give a table of options, not {value!r}")
         else:
-            result[key] = value
-    for part in PARTS:  # what an installed package offers by a name of its own
-        if isinstance(name := result.get(part), str):
-            parts = name.split("+") if part == "method" else [name]
-            result[part] = "+".join(registry.full_name(each, f"weft.{part}s") for each in parts)
+            table = {"name": value}
+        if callable(table.get("name")):  # a class, in the plan the name by which any process can import it
+            table["name"] = registry.reference(table["name"])
+        result.setdefault(section, {}).update(table)
     return result
 
 
-def scaled(given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
-    """A plan without the word `scale`: "small" lowers what is above SMALL, but for the keys to keep.
+def flat_keys(text: str) -> dict[str, Any]:
+    """Keys of a plan's file, options as `section.option`; no check, and nothing that the plan names is imported.
 
-    The word itself is no part of a plan: what it did stands there, so that a run's plan is read as it was written.
+    >>> flat_keys('seed = 1\\n[method]\\nname = "fedweit"\\nkeep = 0.3')
+    {'seed': 1, 'method': 'fedweit', 'method.keep': 0.3}
+    """
+    flat: dict[str, Any] = {}
+    for key, value in as_tables(tomllib.loads(text)).items():
+        for option, inner in value.items() if key in SECTIONS else [("name", value)]:
+            flat[key if option == "name" else f"{key}.{option}"] = inner
+    return flat
+
+
+def scaled(given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, Any]:
+    """Apply and remove the key `scale`: "small" lowers what is above SMALL, except for the keys to keep.
+
+    The plan of a run has the lowered numbers and not the word, so it does not change with later versions of SMALL.
 
     >>> scaled({"scale": "small", "clients": 20, "tasks": 3, "seed": 1}, keep=["tasks"])
     {'clients': 5, 'tasks': 3, 'seed': 1, 'rounds_per_task': 8}
@@ -286,44 +282,93 @@ def scaled(given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, An
     scale = given.get("scale", "paper")
     if scale not in ("paper", "small"):
         raise WeftError(f"scale: choose paper or small, not {scale!r}")
-    if scale == "small":
-        for key in (key for key in SMALL if key not in keep):
-            value = rest.get(key, Plan.model_fields[key].default)
-            rest[key] = min(value, SMALL[key]) if isinstance(value, int) else value  # what is no number is told later
+    for key in (key for key in SMALL if scale == "small" and key not in keep):
+        value = rest.get(key, Plan.model_fields[key].default)
+        rest[key] = min(value, SMALL[key]) if isinstance(value, int) else value  # a wrong type is reported later
     return rest
 
 
-def without_owner(given: dict[str, Any], name: str, method: bool) -> dict[str, Any]:
-    """`method.fedweit.keep` says the same as `method.keep`, where fedweit is the method or a part of it."""
-    found: dict[str, Any] = {}
-    for key, value in given.items():
-        owner, dot, option = key.rpartition(".")
-        if dot and owner in methods.parts_of(name):
-            if method and option not in methods.options_of(owner).model_fields:
-                fields = methods.options_of(owner).model_fields
-                raise WeftError(f"unknown key method.{key}; {nearest(option, fields, f'method.{owner}.')}")
+def _replace_auto(values: dict[str, Any]) -> None:
+    """Replace `auto` by what it stands for: a plan has all that decides a result, whatever later defaults are."""
+    method = methods.class_of(values["method"])
+    clients = values.get("clients", Plan.model_fields["clients"].default)
+
+    def replace(key: str, value: Any) -> None:
+        if values.get(key, "auto") == "auto":
+            values[key] = value
+
+    replace("optimizer", method.optimizer)
+    replace("precision", method.precision)
+    if values["optimizer"] == "sgd":
+        replace("sgd_rate", method.sgd_rate)
+    if isinstance(clients, int):
+        replace("staleness_bound", 10 * clients)
+    if isinstance(values.get("loss"), str):
+        values["loss"] = _absolute(registry.full_name(values["loss"], "weft.losses"))
+        networks.check_loss(values["loss"])
+    if isinstance(values.get("metrics"), str):
+        chosen = [name.strip() for name in values["metrics"].split(",") if name.strip()]
+        chosen = [_absolute(registry.full_name(name, "weft.metrics")) for name in chosen]
+        metrics.find(chosen)
+        values["metrics"] = ",".join(chosen) or None
+
+
+def _method_sections(given: Any) -> dict[str, Mapping[str, Any]]:
+    if not isinstance(given, Mapping) or not all(isinstance(table, Mapping) for table in given.values()):
+        raise WeftError("for.METHOD is a table of keys for one method, such as [for.fedavg]")
+    sections = {registry.full_name(name, "weft.methods"): table for name, table in given.items()}
+    for name in sections:
+        methods.class_of(name)  # a misspelled section would be ignored
+    return sections
+
+
+def _full_name(section: str, name: Any) -> str:
+    """The name of a component, the same for any spelling and in any folder."""
+    if not isinstance(name, str):
+        raise WeftError(f"{section}: give a name, such as {Plan.model_fields[section].default}, not {name!r}")
+    parts = name.split("+") if section == "method" else [name]
+    name = "+".join(_absolute(registry.full_name(part, f"weft.{section}s")) for part in parts)
+    return methods.canonical(name) if section == "method" else name  # fedprox+ewc and ewc+fedprox are one plan
+
+
+def _parts(section: str, name: str) -> list[str]:
+    name = _full_name(section, name)
+    return methods.parts_of(name) if section == "method" else [name]
+
+
+def _absolute(name: str) -> str:
+    """`file.py:Name` with the absolute path of the file; any other name unchanged."""
+    file, colon, attribute = name.rpartition(":")
+    return f"{Path(file).resolve()}:{attribute}" if colon and file.endswith(".py") else name
+
+
+def _complete(section: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check the options of a component and add the defaults of the others."""
+    if section == "method":
+        options: type[BaseModel] = methods.options_of(name)
+    else:
+        options = networks.options_of(name) if section == "network" else scenarios.module_of(name).Options
+    complete: dict[str, Any] = {}
+    for key, value in given.items():  # `method.fedprox.mu` is `method.mu`, where fedprox is one of the method's parts
+        owner, _, option = key.rpartition(".")
+        if section == "method" and owner in methods.parts_of(name):
+            if option not in (known := methods.options_of(owner).model_fields):
+                raise WeftError(f"unknown key method.{key}; {nearest(option, known, f'method.{owner}.')}")
             key = option
-        if key in found and found[key] != value:
-            raise WeftError(f"{key} is given twice, as {found[key]!r} and as {value!r}; give it once")
-        found[key] = value
-    return found
+        if key in complete and complete[key] != value:
+            raise WeftError(f"{section}.{key} is given twice, as {complete[key]!r} and as {value!r}; give it once")
+        complete[key] = value
+    try:
+        return options.model_validate(complete).model_dump(mode="json")
+    except ValidationError as error:
+        raise WeftError(explain(error, options, f"{section}.")) from None
 
 
-def absolute(name: str) -> str:
-    """`file.py:Name` with the whole path of the file; any other name as it is."""
-    place, colon, what = name.rpartition(":")
-    return f"{Path(place).resolve()}:{what}" if colon and place.endswith(".py") else name
-
-
-def in_words(part: Any) -> Any:
-    """A method or network may be given as a class; in the plan it is the words by which any process finds it."""
-    if isinstance(part, Mapping) and "name" in part:
-        return {**part, "name": in_words(part["name"])}
-    return registry.reference(part) if callable(part) else part
+# ---- files, words, errors --------------------------------------------------------------------------------------------
 
 
 def parse(words: Iterable[str]) -> dict[str, Any]:
-    """`key=value` words; a value is read as TOML where it can be, and as plain text where not.
+    """Read `key=value` words; a value is TOML if it can be, else plain text.
 
     >>> parse(["seed=5", "method.keep=0.3", "clients_per_round=all", "shuffle=false"])
     {'seed': 5, 'method.keep': 0.3, 'clients_per_round': 'all', 'shuffle': False}
@@ -341,10 +386,10 @@ def parse(words: Iterable[str]) -> dict[str, Any]:
 
 
 def find(path: str | Path) -> Path:
-    """A plan's file: as given, or one of the ready plans by its name."""
+    """Find a plan's file: a path, a run folder, or the name of a ready plan."""
     file = Path(path)
     if file.is_dir():
-        file = file / "plan.toml"  # a run folder holds the plan that made it
+        file = file / "plan.toml"  # of a run
     if file.is_file():
         return file
     ready = ready_plans()
@@ -354,7 +399,7 @@ def find(path: str | Path) -> Path:
 
 
 def ready_plans() -> dict[str, Path]:
-    """The plans that come with weft, by name: inside an installed package, or at the top of a source tree."""
+    """The plans that weft ships, by name: inside an installed package, or at the top of a source tree."""
     here = Path(__file__).resolve().parent
     for folder in (here / "plans", here.parent.parent / "plans"):
         if folder.is_dir():
@@ -363,37 +408,28 @@ def ready_plans() -> dict[str, Path]:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> str:
-    """The first fault that was found, in one line that says what to do."""
-    faults = error.errors()
-    first = faults[0]
-    kinds = ("literal[", "constrained", "int", "float")  # pydantic names the branch of a union that it tried
-    place = [str(part) for part in first["loc"] if not str(part).startswith(kinds)]
-    key = prefix + ".".join(place)
+    """The first mistake in one line that says how to fix it."""
+    mistakes = error.errors()
+    first = mistakes[0]
+    branches = ("literal[", "constrained", "int", "float")  # pydantic names the branch of a union that it tried
+    path = [str(item) for item in first["loc"] if not str(item).startswith(branches)]
+    key = prefix + ".".join(path)
     if first["type"] == "extra_forbidden":
-        if place[0] in SECTIONS and not prefix and place[1:]:
-            return f"unknown key {key}; {nearest(place[-1], SECTIONS[place[0]].model_fields, f'{place[0]}.')}"
+        if not prefix and path[0] in OPTION_SECTIONS:
+            return f"unknown key {key}; {nearest(path[-1], OPTION_SECTIONS[path[0]].model_fields, f'{path[0]}.')}"
         known = [field.alias or name for name, field in model.model_fields.items() if not name.endswith("_options")]
-        known += [] if prefix else ["scale"]  # used up before a plan is checked
-        return f"unknown key {key}; {nearest(key.removeprefix(prefix), known, prefix)}{owner_of(key)}"
-    # a union gives a fault for each of its branches: "a valid integer" and "'all'"
-    said = [fault["msg"].removeprefix("Value error, ") for fault in faults if fault["loc"][:1] == first["loc"][:1]]
+        known += [] if prefix else ["scale"]
+        owners = [name for name in methods.METHODS if path[0] in methods.options_of(name).model_fields]
+        owner = f" ({key} is an option of {', '.join(owners)})" if prefix == "method." and owners else ""
+        return f"unknown key {key}; {nearest(path[0], known, prefix)}{owner}"
+    # a union gives a mistake for each of its branches: "a valid integer" and "'all'"
+    texts = [item["msg"].removeprefix("Value error, ") for item in mistakes if item["loc"][:1] == first["loc"][:1]]
+    texts = [texts[0][0].lower() + texts[0][1:], *(text.removeprefix("Input should be ") for text in texts[1:])]
     given = "" if first["type"] == "missing" else f", not {first['input']!r}"
-    words = " or ".join(
-        [said[0][0].lower() + said[0][1:], *(more.removeprefix("Input should be ") for more in said[1:])]
-    )
-    return f"{key}: {words}{given}"
+    return f"{key}: {' or '.join(texts)}{given}"
 
 
-def owner_of(key: str) -> str:
-    """Whose option it is, if it is one of another method's: ` (method.mu is an option of fedprox)`."""
-    owners = [name for name in methods.METHODS if key.removeprefix("method.") in _fields(name)]
-    return f" ({key} is an option of {', '.join(owners)})" if key.startswith("method.") and owners else ""
-
-
-def _fields(name: str) -> Iterable[str]:
-    return methods.options_of(name).model_fields
-
-
-def _literal(value: Any) -> str:
-    """A value as TOML writes it; JSON agrees with TOML on numbers, true and false, plain strings and lists."""
-    return json.dumps(value, ensure_ascii=False)
+def _lines(keys: Mapping[str, Any]) -> str:
+    """Lines of TOML; JSON agrees with it on numbers, true and false, plain strings and lists."""
+    given = ((key, value) for key, value in keys.items() if value is not None)
+    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given)

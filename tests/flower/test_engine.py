@@ -141,9 +141,9 @@ def test_a_deadline_ends_it(tmp_path):
         'loss = "os:system"',
         'metrics = "balanced,os:system"',
         'scenario = "os:system"',
-        'scenario = "folders"\n"scenario.path" = "/etc"',
+        'scenario = {name = "folders", path = "/etc"}',
         "clients = 500000000",
-        '"network.hidden" = 65536',
+        'network = {name = "mlp", hidden = 65536}',
         "tasks = 1000000000",
     ],
 )

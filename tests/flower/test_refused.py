@@ -27,9 +27,10 @@ tasks = 1
 network = "mlp"
 rounds_per_task = 2
 batch_size = 10
-"scenario.train" = 20
-"scenario.valid" = 10
-"scenario.test" = 10
+[scenario]
+train = 20
+valid = 10
+test = 10
 """
 REFUSED = 150  # seconds within which a SuperNode gives up
 

@@ -12,26 +12,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from weft.plan import ClockOptions
 from weft.randomness import generator
-
-
-class Options(BaseModel):
-    """Clients that differ in speed, arrive late, go away and come back; all of it off by default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    spread: float = Field(1.0, ge=1, le=1000)  # the slowest client may take so many times as long as the fastest
-    jitter: float = Field(0.0, ge=0, le=2)  # deviation of the logarithm of a round's duration
-    late: float = Field(0.0, ge=0)  # a client arrives up to so many seconds after the start
-    stay: float = Field(0.0, ge=0)  # mean seconds until a client goes away; 0: it stays
-    away: float = Field(5.0, gt=0)  # mean seconds until it is back
 
 
 @dataclass(frozen=True)
 class Clock:
-    options: Options
+    options: ClockOptions
     seed: int
 
     def duration(self, client: int, request_id: str) -> float:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
+from weft.plan import FaultOptions
 from weft.randomness import generator
 from weft.wire import message
 
@@ -23,36 +22,11 @@ SMALL = 1024  # bytes of an answer that is all header
 FATES: tuple[Fate, ...] = ("crash", "drop", "corrupt", "delay")
 
 
-class Options(BaseModel):
-    """The rate of each fault, as a share of all requests that go over the wire; none by default."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    crash: float = Field(0.0, ge=0, lt=1)  # the client dies before it has done anything, and says so
-    drop: float = Field(0.0, ge=0, lt=1)  # the client works, and its answer is lost
-    corrupt: float = Field(0.0, ge=0, lt=1)  # the answer arrives damaged, or holds garbage
-    delay: float = Field(0.0, ge=0, lt=1)  # the answer comes late by `delay_seconds`
-    delay_seconds: float = Field(3.0, gt=0)
-
-    @model_validator(mode="after")
-    def _together(self) -> Options:
-        if sum(self.rate(kind) for kind in FATES) >= 1:
-            raise ValueError("the rates of all faults together have to be less than 1")
-        return self
-
-    def rate(self, kind: Fate) -> float:
-        return float(getattr(self, kind))
-
-    @property
-    def any(self) -> bool:
-        return any(self.rate(kind) for kind in FATES)
-
-
-def fate(options: Options, seed: int, request_id: str) -> Fate:
+def fate(options: FaultOptions, seed: int, request_id: str) -> Fate:
     """What becomes of a request."""
     drawn = generator(seed, "fault", request_id).random()
     for kind in FATES:
-        drawn -= options.rate(kind)
+        drawn -= options.rates[kind]
         if drawn < 0:
             return kind
     return "fine"

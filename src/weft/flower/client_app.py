@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-import tomllib
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +22,7 @@ from weft.flower.envelope import Answered, BadEnvelope, reply, unpack
 from weft.flower.sharing import shared_at
 from weft.flower.site_policy import fault
 from weft.flower.site_state import FAILED, Memory, NotYet
-from weft.plan import Plan
+from weft.plan import Plan, flat_keys
 
 RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the name of a folder
 
@@ -85,7 +84,7 @@ def with_share(plan: Plan, site: Path) -> Plan:
 
 def read_plan(text: str) -> Plan:
     """A plan that the hub sent. What it names must be weft's own: to check a plan loads the code that it names."""
-    given = tomllib.loads(text)
+    given = flat_keys(text)
     if why := fault(given):
         raise WeftError(f"the hub's plan was refused: {why}")
     return Plan.merge(given)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import filelock
 
 from weft.errors import WeftError
+from weft.plan import flat_keys
 from weft.runs.folder import read_manifest
 
 
@@ -75,7 +75,7 @@ def who_began(site: Path, step: int) -> str | None:
     """A run that has begun this task of the site's own, if one has; a `WeftError` if one that is damaged may have."""
     for folder in sorted(path.parent for path in (site / "state").glob("*/manifest.json")):
         try:
-            plan = tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8"))
+            plan = flat_keys((folder / "plan.toml").read_text(encoding="utf-8"))
             begun = [numbers.get("begun", -1) for numbers in _numbers(folder)]
         except (WeftError, OSError, ValueError) as why:
             raise WeftError(f"whether {folder.name} has begun the task is not known: {_damage(folder, why)}") from None
@@ -102,7 +102,7 @@ def _known(folder: Path, at: int) -> Known:
     when = datetime.datetime.fromtimestamp(at / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
     plan = ""
     with contextlib.suppress(OSError, ValueError):
-        plan = str(tomllib.loads((folder / "plan.toml").read_text(encoding="utf-8")).get("name", ""))
+        plan = str(flat_keys((folder / "plan.toml").read_text(encoding="utf-8")).get("name", ""))
     try:
         manifest = read_manifest(folder) or {"answers": {}, "replies": {}}
         finished = [numbers.get("finished", -1) for numbers in _numbers(folder)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 from weft.errors import WeftError
 from weft.files import is_held
 from weft.metrics import Matrix
+from weft.plan import flat_keys
 from weft.report.states import Attention, Density, Layer, StateReader
 from weft.runs.folder import Measured, accuracy_matrices, check_layout, load_summary, read_measures, read_rows
 
@@ -280,7 +280,7 @@ def _contents(folder: Path, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[
 def _plan(folder: Path) -> dict[str, Any]:
     path = folder / "plan.toml"
     try:
-        plan = tomllib.loads(path.read_text(encoding="utf-8"))
+        plan = flat_keys(path.read_text(encoding="utf-8"))
         for key in ("seed", "clients", "tasks", "rounds_per_task"):
             int(plan[key])
         if not isinstance(plan["method"], str):

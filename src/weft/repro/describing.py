@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from weft.plan import PARTS, Plan
+from weft.plan import COMPONENTS, Plan
 from weft.repro import Experiment
 from weft.repro.store import F, Results
 
@@ -67,7 +67,7 @@ def _flat(plan: Plan) -> dict[str, Any]:
     flat = {key: getattr(plan, key) for key in (*shown, *training)}
     if plan.clients_per_round != "all":
         flat["train_unchosen"] = plan.train_unchosen  # whether the others learn too decides what comes out
-    for part in PARTS:
+    for part in COMPONENTS:
         if part != "method":
             options = getattr(plan, f"{part}_options")
             flat |= {f"{part}.{key}": value for key, value in options.items() if value is not None}

@@ -6,7 +6,6 @@ import contextlib
 import json
 import re
 import time
-import tomllib
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from weft.flower.hub.hub import Hub
 from weft.flower.hub.programs import NAME, ask
 from weft.flower.hub.waiting import Waiting, printable
 from weft.flower.site_policy import fault
-from weft.plan import Plan
+from weft.plan import Plan, flat_keys
 from weft.runs.folder import Record, read_manifest, read_plan
 from weft.runs.result import Result
 from weft.runs.run import fresh_folder, is_over
@@ -53,7 +52,7 @@ def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
         raise WeftError(
             "clock.* and faults.* are drawn for clients of one machine; a hub has real ones: leave them out"
         )
-    if why := fault(tomllib.loads(plan.toml())):
+    if why := fault(flat_keys(plan.toml())):
         raise WeftError(f"every site would refuse this plan: {why}")
     scenario = scenarios.of(plan)  # a dataset that is missing is told before there is a folder
     folder = (out or fresh_folder(plan)).absolute()
