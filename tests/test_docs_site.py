@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from test_imports import ROOMS
 
 ROOT = Path(__file__).resolve().parent.parent
 LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src", "object": "data"}
@@ -60,6 +61,11 @@ def test_pages_load_nothing_from_a_network(site: Path) -> None:
         assert [address for address in reader.addresses if re.match(r"(\w+:)?//", address)] == [], page
     for sheet in site.rglob("*.css"):
         assert not re.search(r"(url\(|@import)\s*[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet
+
+
+def test_architecture_page_draws_the_folders_in_the_order_of_imports() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert re.findall(r"^      (\w+)/", text, flags=re.MULTILINE) == [room for room in ROOMS if room != "bench"]
 
 
 def test_readme_fits_on_a_few_screens() -> None:

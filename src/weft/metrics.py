@@ -28,7 +28,7 @@ Scores: TypeAlias = "NDArray[np.float64]"  # (count, classes), the predicted pro
 
 
 def average_accuracy(matrix: Matrix) -> float | None:
-    """A_T = mean over i <= T of a[T][i] (appendix A, Metrics 1).
+    """`A_T = mean over i <= T of a[T][i]` (appendix A, Metrics 1).
 
     >>> average_accuracy([[0.9], [0.7, 0.8]])
     0.75
@@ -39,7 +39,7 @@ def average_accuracy(matrix: Matrix) -> float | None:
 
 
 def forgetting(matrix: Matrix) -> float | None:
-    """F = mean over i < T of max over i <= t < T of (a[t][i] - a[T][i]) (appendix A, Metrics 2).
+    """`F = mean over i < T of max over i <= t < T of (a[t][i] - a[T][i])` (appendix A, Metrics 2).
 
     >>> round(forgetting([[0.9], [0.7, 0.8], [0.8, 0.9, 0.5]]), 6)   # task 0: 0.9 - 0.8; task 1: 0.8 - 0.9
     0.0
@@ -56,7 +56,7 @@ def forgetting(matrix: Matrix) -> float | None:
 
 
 def backward_transfer(matrix: Matrix) -> float | None:
-    """BWT = mean over i < T of a[T][i] - a[i][i]: negative where later tasks lower the accuracy of earlier ones.
+    """`BWT = mean over i < T of a[T][i] - a[i][i]`: negative where later tasks lower the accuracy of earlier ones.
 
     >>> round(backward_transfer([[0.9], [0.7, 0.8], [0.8, 0.9, 0.5]]), 6)
     0.0
