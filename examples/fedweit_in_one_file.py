@@ -3,11 +3,11 @@
     Eq. 1    theta = B * m + A + sum over foreign (i, j) of alpha[i, j] * A[i, j]
     Eq. 2    loss(theta) + lambda_1 * |A|_1 + lambda_2 * sum over past tasks i of |dB * m_i + dA_i|^2
 
-`python examples/fedweit_in_one_file.py` learns a toy problem in seconds. Algorithm 1 is read as the library reads it by
-default: m = sigmoid(v); rows of B are sent in turn, the same ones by everybody, and theta_G is their mean; past A and m
-stay put, so dA = 0; A is counted from a third of the initial weights, which everybody knows; l1 on A is a proximal
-step, and at a task's end A keeps only those values that the loss would miss most.
-A test holds the library to this file, value by value. Left out: the falling rate, and rounds for some of the clients.
+`python examples/fedweit_in_one_file.py` learns a toy problem in seconds. It reads Algorithm 1 as the library does by
+default: m = sigmoid(v). In each round all clients send the same rows of B, round-robin, and theta_G is their mean. Past
+A and m are fixed, so dA = 0. A is measured from a third of the initial weights, which all clients know. l1 on A is a
+proximal step, and at the end of a task A keeps only the values with the largest effect on the loss.
+A test compares the library with this file, value by value. Left out: decay of the rate, selection of clients.
 """
 
 import math
@@ -23,33 +23,33 @@ from torch.nn import functional
 
 Weights = dict[str, Tensor]  # by layer; a row is an output unit
 Split = tuple[Tensor, Tensor]  # inputs and labels
-Key = tuple[int, int]  # (client, step): whose A it is, and of which task
+Key = tuple[int, int]  # (client, task) of an A
 Network = Callable[[Weights, Weights, Tensor], Tensor]  # theta, biases and head, inputs -> logits
 
 
 class Options(NamedTuple):
-    rounds: int = 20  # of each task; appendix A
-    epochs: int = 1  # of each round; appendix A
+    rounds: int = 20  # per task; appendix A
+    epochs: int = 1  # per round; appendix A
     batch_size: int = 100  # appendix A
     rate: float = 1e-3 / 3  # appendix A
-    adaptive_rate: float = 2.0  # how many times faster A is learned than all else
+    adaptive_rate: float = 2.0  # factor of the learning rate of A
     lambda_sparsity: float = 0.1  # lambda_1; [0.1, 0.4] in appendix A
     lambda_drift: float = 100.0  # lambda_2; appendix A
-    keep: float = 0.3  # the share of each layer's rows that is sent
-    adaptive_keep: float = 0.1  # the share of A's values, over all layers, that is left at a task's end
-    kb_size: int = 5  # foreign A's that a client is given for a task
+    keep: float = 0.3  # share of each layer's rows that is sent
+    adaptive_keep: float = 0.1  # share of A's values, over all layers, that remains at the end of a task
+    kb_size: int = 5  # foreign A's that a client receives for a task
 
 
 @dataclass
 class Learned:
-    """What a client has for one of its tasks alone."""
+    """Task-specific parameters of a client."""
 
     score: Weights  # v, (rows,)
-    adaptive: Weights  # A, (rows, ...), counted from `origin`
+    adaptive: Weights  # A, (rows, ...), measured from `origin`
     origin: Weights  # a third of the initial theta_G, the same for every client and task
-    attention: Weights  # alpha, (foreign,): one number for each layer and foreign A
+    attention: Weights  # alpha, (foreign,): one value per layer and foreign A
     private: Weights  # biases and head
-    foreign: list[Weights]  # kb^(t), which is not trained
+    foreign: list[Weights]  # kb^(t), not trained
 
     def mask(self, layer: str) -> Tensor:
         return self.score[layer].sigmoid().view(-1, *[1] * (self.adaptive[layer].dim() - 1))  # m, (rows, 1, ...)
@@ -57,7 +57,7 @@ class Learned:
 
 @dataclass
 class Client:
-    base: Weights  # B, which its tasks share
+    base: Weights  # B, shared by its tasks
     before: Weights = field(default_factory=dict)  # B(t-1); empty in the first task
     learned: list[Learned] = field(default_factory=list)  # by task, the current one last
     accuracy: list[list[float]] = field(default_factory=list)  # [t][i]: on task i after learning task t
@@ -74,7 +74,7 @@ def compose(base: Weights, task: Learned) -> Weights:
 
 
 def drift(client: Client) -> Tensor:
-    """Eq. 2, last term without its weight; dA = 0."""
+    """Eq. 2, last term without lambda_2; dA = 0."""
     total = torch.zeros(())
     for past in client.learned[:-1]:
         for layer, before in client.before.items():
@@ -85,9 +85,9 @@ def drift(client: Client) -> Tensor:
 def begin(
     client: Client, start: Weights, private: Weights, foreign: list[Weights], options: Options
 ) -> torch.optim.Adam:
-    """A new task: parameters of its own, and an optimiser whose moments last as long as it does."""
+    """Start a task: create its parameters, and an optimizer whose moments last until its end."""
     if client.learned:
-        client.before = copy(client.base)  # here, since the next theta_G overwrites B
+        client.before = copy(client.base)  # now, because the next theta_G overwrites B
     score = {layer: torch.zeros(len(value)) for layer, value in start.items()}
     adaptive = {layer: torch.zeros_like(value) for layer, value in start.items()}
     origin = {layer: value / 3 for layer, value in start.items()}
@@ -98,64 +98,64 @@ def begin(
     return torch.optim.Adam([{"params": [v.requires_grad_() for v in part], "lr": rate} for part, rate in groups])
 
 
-def minimise(client: Client, adam: torch.optim.Adam, network: Network, batches: list[Split], options: Options) -> None:
-    """Eq. 2, one epoch."""
+def minimize(client: Client, adam: torch.optim.Adam, network: Network, batches: list[Split], options: Options) -> None:
+    """Minimize Eq. 2 for one epoch."""
     task = client.learned[-1]
     for inputs, labels in batches:
         loss = functional.cross_entropy(network(compose(client.base, task), task.private, inputs), labels)
         adam.zero_grad()
         torch.autograd.backward(loss + options.lambda_drift * drift(client))
         adam.step()
-        nearer = options.rate * options.adaptive_rate * options.lambda_sparsity
-        for value in task.adaptive.values():  # lambda_1 * |A|_1: towards 0, but not past it
-            value.data = functional.softshrink(value.data, nearer)
+        shrink = options.rate * options.adaptive_rate * options.lambda_sparsity
+        for value in task.adaptive.values():  # lambda_1 * |A|_1: toward 0, but not past it
+            value.data = functional.softshrink(value.data, shrink)
 
 
-def cut(adaptive: Weights, adam: torch.optim.Adam, share: float) -> Weights:
-    """The values of A without which the loss would rise most: A^2 * E[g^2], of which Adam keeps the mean."""
+def prune(adaptive: Weights, adam: torch.optim.Adam, share: float) -> Weights:
+    """Keep the values of A with the largest saliency, A^2 * E[g^2]; Adam has the mean of g^2."""
     saliency = {layer: value.detach() ** 2 * adam.state[value]["exp_avg_sq"] for layer, value in adaptive.items()}
     every = torch.cat([value.flatten() for value in saliency.values()])
     bound = every.sort(descending=True).values[int(share * len(every) + 1e-9) - 1]
     return {layer: value.detach() * (saliency[layer] >= bound) for layer, value in adaptive.items()}
 
 
-def shuffled(client: int, step: int, round_index: int, epoch: int, count: int) -> Tensor:
-    return torch.tensor(random.Random(f"order {client} {step} {round_index} {epoch}").sample(range(count), count))
+def shuffled(client: int, task: int, round_index: int, epoch: int, count: int) -> Tensor:
+    return torch.tensor(random.Random(f"order {client} {task} {round_index} {epoch}").sample(range(count), count))
 
 
-def drawn(client: int, step: int, stored: list[Key], count: int) -> list[Key]:
-    return random.Random(f"kb {client} {step}").sample(stored, min(count, len(stored)))
+def drawn(client: int, task: int, stored: list[Key], count: int) -> list[Key]:
+    return random.Random(f"kb {client} {task}").sample(stored, min(count, len(stored)))
 
 
 def run(
-    tasks: list[list[dict[str, Split]]],  # [client][step]["train" or "test"]
+    tasks: list[list[dict[str, Split]]],  # [client][task]["train" or "test"]
     network: Network,
     start: Weights,  # the initial theta_G
-    private: Callable[[int, int], Weights],  # (client, step) -> initial biases and head
+    private: Callable[[int, int], Weights],  # (client, task) -> initial biases and head
     options: Options,
     order: Callable[[int, int, int, int, int], Tensor] = shuffled,
     sample: Callable[[int, int, list[Key], int], list[Key]] = drawn,
 ) -> tuple[Weights, list[Client], dict[Key, Weights], int]:
-    """Algorithm 1. Gives theta_G, the clients, kb, and how many values were sent to the server."""
+    """Run Algorithm 1. Return theta_G, the clients, kb, and the number of values sent to the server."""
     theta_g, kb, sent = start, dict[Key, Weights](), 0
     clients = [Client(copy(theta_g)) for _ in tasks]  # line 1
-    for step in range(len(tasks[0])):  # line 2
+    for t in range(len(tasks[0])):  # line 2
         adams = []
-        for c, client in enumerate(clients):  # line 3: kb^(t) ~ kb, without the client's own
-            foreign = [kb[key] for key in sample(c, step, sorted(key for key in kb if key[0] != c), options.kb_size)]
-            adams.append(begin(client, start, private(c, step), foreign, options))
+        for c, client in enumerate(clients):  # line 3: kb^(t) ~ kb, without the client's own A's
+            foreign = [kb[key] for key in sample(c, t, sorted(key for key in kb if key[0] != c), options.kb_size)]
+            adams.append(begin(client, start, private(c, t), foreign, options))
         for round_index in range(options.rounds):  # line 4
             total, senders = ({layer: torch.zeros_like(value) for layer, value in start.items()} for _ in range(2))
-            for c, client in enumerate(clients):  # line 5: all of them
+            for c, client in enumerate(clients):  # line 5: all clients
                 for layer, value in theta_g.items():  # line 6; section 3.4: B(n) = theta_G(n) where that is not 0
                     client.base[layer].data = torch.where(value != 0, value, client.base[layer].data)
-                inputs, labels = tasks[c][step]["train"]
+                inputs, labels = tasks[c][t]["train"]
                 for epoch in range(options.epochs):  # line 7
-                    places = torch.split(order(c, step, round_index, epoch, len(labels)), options.batch_size)
-                    minimise(client, adams[c], network, [(inputs[at], labels[at]) for at in places], options)
-                for layer, value in client.base.items():  # line 8: the rows of B whose turn it is
+                    places = torch.split(order(c, t, round_index, epoch, len(labels)), options.batch_size)
+                    minimize(client, adams[c], network, [(inputs[at], labels[at]) for at in places], options)
+                for layer, value in client.base.items():  # line 8: rows of B, round-robin
                     count = math.ceil(options.keep * len(value) - 1e-9)
-                    turn = step * options.rounds + round_index
+                    turn = t * options.rounds + round_index
                     rank = (torch.arange(len(value)) - turn * count) % len(value)
                     kept = (rank < count).view(-1, *[1] * (value.dim() - 1))  # (rows, 1, ...)
                     total[layer] += value.detach() * kept
@@ -163,11 +163,11 @@ def run(
                     sent += int(kept.sum()) * value[0].numel()
             theta_g = {layer: total[layer] / senders[layer].clamp(min=1) for layer in total}  # line 9
         for c, client in enumerate(clients):  # line 11
-            kb[c, step] = cut(client.learned[-1].adaptive, adams[c], options.adaptive_keep)
-            client.learned[-1].adaptive = kb[c, step]
-            sent += nonzeros(kb[c, step])
-            client.accuracy.append([])  # of the client's own model, before the next theta_G
-            for task, data in zip(client.learned, tasks[c][: step + 1], strict=True):
+            kb[c, t] = prune(client.learned[-1].adaptive, adams[c], options.adaptive_keep)
+            client.learned[-1].adaptive = kb[c, t]
+            sent += nonzeros(kb[c, t])
+            client.accuracy.append([])  # of the client's model, before the next theta_G
+            for task, data in zip(client.learned, tasks[c][: t + 1], strict=True):
                 guesses = network(compose(client.base, task), task.private, data["test"][0]).argmax(dim=1)
                 client.accuracy[-1].append((guesses == data["test"][1]).float().mean().item())
     return theta_g, clients, kb, sent
@@ -187,8 +187,8 @@ def mlp(theta: Weights, private: Weights, inputs: Tensor) -> Tensor:
 
 
 def main() -> None:
-    """A toy problem: three tasks of noisy prototypes, which each of three clients meets in another order."""
-    torch.set_num_threads(1)  # matrices this small lose time to a second one
+    """Solve a toy problem: three tasks of noisy prototypes, in a different order for each of three clients."""
+    torch.set_num_threads(1)  # a second thread slows down matrices this small
     rng, options = torch.Generator().manual_seed(0), Options(rounds=10, batch_size=10, rate=3e-3)
     kinds = torch.randn(3, 5, 32, generator=rng)  # (tasks, classes, inputs)
     start = {"fc1": torch.randn(48, 32, generator=rng) / math.sqrt(32)}  # (rows, width)
@@ -199,7 +199,7 @@ def main() -> None:
         return kinds[kind][labels] + 1.3 * torch.randn(count, 32, generator=rng), labels
 
     tasks = [[{"train": noisy(t % 3, 60), "test": noisy(t % 3, 200)} for t in range(c, c + 3)] for c in range(3)]
-    _, clients, _, sent = run(tasks, mlp, start, lambda client, step: copy(private), options)
+    _, clients, _, sent = run(tasks, mlp, start, lambda client, task: copy(private), options)
     for c, client in enumerate(clients):
         print(f"client {c}      task 0  task 1  task 2")
         for t, row in enumerate(client.accuracy):
