@@ -1,4 +1,4 @@
-"""Small files in the original formats of the public datasets, a small cache of all eight, and a server of files.
+"""Small files in the original formats of the public datasets, a small cache of all eight, and a file server.
 
 Used as a plugin (`pytest_plugins = ["data_helpers"]`) and imported before that, hence PYTEST_DONT_REWRITE.
 """
@@ -25,7 +25,7 @@ from weft.data import cache
 from weft.data.sources import SOURCES
 
 PER_CLASS = 30  # train and test images of a class in the small cache
-GREY = ("mnist", "fashion_mnist", "notmnist")
+GRAYSCALE = ("mnist", "fashion_mnist", "notmnist")
 
 
 def random_images(count: int, *shape: int, seed: int = 0) -> np.ndarray:
@@ -42,11 +42,11 @@ def idx(path: Path, values: np.ndarray) -> Path:
 
 
 def mnist_files(folder: Path) -> dict[str, np.ndarray]:
-    """The four files of MNIST; gives what is in them."""
+    """Write the four files of MNIST; returns their arrays."""
     arrays = {}
-    for part, count, seed in (("train", 20, 1), ("t10k", 10, 2)):
-        arrays[f"{part}-images-idx3-ubyte.gz"] = random_images(count, 28, 28, seed=seed)
-        arrays[f"{part}-labels-idx1-ubyte.gz"] = (np.arange(count) % 10).astype(np.uint8)
+    for split, count, seed in (("train", 20, 1), ("t10k", 10, 2)):
+        arrays[f"{split}-images-idx3-ubyte.gz"] = random_images(count, 28, 28, seed=seed)
+        arrays[f"{split}-labels-idx1-ubyte.gz"] = (np.arange(count) % 10).astype(np.uint8)
     for name, values in arrays.items():
         idx(folder / name, values)
     return arrays
@@ -69,7 +69,7 @@ def zipped(path: Path, members: dict[str, bytes]) -> Path:
 
 
 def cifar_records(images: np.ndarray, *labels: np.ndarray) -> bytes:
-    """Labels, then the channels one after another."""
+    """Records of labels, then channels."""
     flat = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
     return np.concatenate([*(each.astype(np.uint8)[:, None] for each in labels), flat], axis=1).tobytes()
 
@@ -84,12 +84,12 @@ def encoded(image: np.ndarray, kind: str = "PNG") -> bytes:
 
 
 def small_dataset(name: str) -> dict[str, np.ndarray]:
-    """The structure of the real one. The first pixels of an image say its number, so that images can be told apart."""
+    """Arrays with the structure of the real dataset. The first pixels of an image encode its index."""
     classes = SOURCES[name].classes
     rng = np.random.default_rng(len(name))
     y = rng.permutation(np.repeat(np.arange(classes), PER_CLASS)).astype(np.int16)
     numbers = np.arange(len(y))
-    x = np.zeros((len(y), 28, 28) if name in GREY else (len(y), 32, 32, 3), dtype=np.uint8)
+    x = np.zeros((len(y), 28, 28) if name in GRAYSCALE else (len(y), 32, 32, 3), dtype=np.uint8)
     x[..., :, :] = rng.integers(0, 256, size=(len(y), *(1,) * (x.ndim - 1)), dtype=np.uint8)
     flat = x.reshape(len(y), -1)
     flat[:, 0], flat[:, 3] = numbers % 256, numbers // 256
@@ -106,10 +106,10 @@ def small_dataset(name: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def number_of(images: np.ndarray) -> np.ndarray:
-    """The number of each image within its dataset, from an image as a task gives it."""
+def index_of(images: np.ndarray) -> np.ndarray:
+    """The index of each image within its dataset, decoded from images of a task."""
     corner = images[:, 0, :2] if images[:, 0, :].any() else images[:, 2, 2:6]
-    if corner.shape[1] == 2:  # colour: values 0 and 3 are channel 0 of the first two pixels
+    if corner.shape[1] == 2:  # color: values 0 and 3 are channel 0 of the first two pixels
         return corner[:, 0, 0].astype(int) + 256 * corner[:, 1, 0].astype(int)
     return corner[:, 0, 0].astype(int) + 256 * corner[:, 3, 0].astype(int)
 
@@ -132,13 +132,13 @@ def small_data(small_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
-    asked: list[str]
+    requests: list[str]
 
     def log_message(self, *_: object) -> None: ...
 
     def do_GET(self) -> None:
-        self.asked.append(self.path)
-        if "/half/" in self.path:  # promises more than it sends
+        self.requests.append(self.path)
+        if "/half/" in self.path:  # sends less than its header says
             blob = (Path(self.directory) / Path(self.path).name).read_bytes()
             self.send_response(200)
             self.send_header("Content-Length", str(len(blob)))
@@ -150,14 +150,14 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[tuple[str, list[str]]]:
-    """The files of a folder by HTTP: the address, and what was asked for."""
-    asked: list[str] = []
-    handler = type("Here", (Handler,), {"asked": asked})
+    """Serve the files of a folder by HTTP; yields the address and the list of requests."""
+    requests: list[str] = []
+    handler = type("Here", (Handler,), {"requests": requests})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}/", requests
     finally:
         server.shutdown()
         server.server_close()

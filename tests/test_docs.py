@@ -14,12 +14,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from own_images import write_folder, write_table
+from image_helpers import write_folder, write_table
 
 from weft.methods import METHODS, class_of
 from weft.networks import NETWORKS
 from weft.plan import Plan
-from weft.scenarios import SCENARIOS, module_of
+from weft.scenarios import SCENARIOS, builder_of
 
 ROOT = Path(__file__).resolve().parent.parent
 ELSEWHERE = ("many-machines.md",)  # its commands are servers and need Flower: tests/flower runs them
@@ -142,7 +142,7 @@ def test_the_plan_page_names_every_key_and_option() -> None:
     text = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
     keys = [field.alias or key for key, field in Plan.model_fields.items() if not key.endswith("_options")]
     options = {key for name in METHODS for key in class_of(name).options_class.model_fields}
-    options |= {key for name in SCENARIOS for key in module_of(name).Options.model_fields}
+    options |= {key for name in SCENARIOS for key in builder_of(name).Options.model_fields}
     options |= {key for options in NETWORKS.values() for key in options.model_fields}
     missing = [key for key in [*keys, *sorted(options)] if not re.search(rf"`{key}[`=]", text)]
     assert not missing
@@ -197,7 +197,7 @@ def _is_default(said: str, values: set[object]) -> bool:
 
 def test_the_plan_page_has_the_defaults_of_the_code() -> None:
     models = [Plan, *(class_of(name).options_class for name in METHODS), *NETWORKS.values()]
-    models += [module_of(name).Options for name in SCENARIOS]
+    models += [builder_of(name).Options for name in SCENARIOS]
     known: dict[str, set[object]] = {}
     for model in models:
         for key, field in model.model_fields.items():

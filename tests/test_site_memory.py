@@ -135,11 +135,11 @@ def own_plan() -> Plan:
     return Plan.merge({key: value for key, value in TINY.items() if "scenario" not in key} | {"scenario": "sites"})
 
 
-def announce(site, images, bits=sites.DEPTH):
+def announce(site, images, bits=sites.DEFAULT_BITS):
     """As `weft site task add` does."""
     known = sites.listed(site)
-    sites.keep(site, len(known), sites.look(images, bits))
-    known.append({"name": f"task {len(known)}", "folder": str(images), "bits": bits})
+    sites.save(site, len(known), sites.look(images, bits))
+    known.append({"name": f"task {len(known)}", "folder": str(images), "bits": bits, "pack": len(known)})
     (site / "tasks.json").write_text(json.dumps(known))
 
 
@@ -154,18 +154,18 @@ def test_a_task_that_is_not_there_yet_is_waited_for(tmp_path, images, site):
 
 
 def test_what_is_wrong_with_a_folder_is_said(images, tmp_path):
-    assert not sites.look(images).faults
+    assert not sites.look(images).errors
     (images / "dark" / "broken.png").write_bytes(b"not an image")
     (images / "dark" / "cut.png").write_bytes((images / "dark" / "0.png").read_bytes()[:-30])
-    said = sites.look(images).faults
-    assert any("broken.png" in fault and "is no image" in fault for fault in said)
-    assert any("cut.png" in fault and "is no image" in fault for fault in said)
-    assert "no folder" in sites.look(tmp_path / "nowhere").faults[0]
+    said = sites.look(images).errors
+    assert any("broken.png" in fault and "cannot be read" in fault for fault in said)
+    assert any("cut.png" in fault and "cannot be read" in fault for fault in said)
+    assert "not a folder" in sites.look(tmp_path / "nowhere").errors[0]
     (tmp_path / "one" / "class").mkdir(parents=True)
     shutil.copy(images / "dark" / "0.png", tmp_path / "one" / "class" / "a.png")
-    assert sites.look(tmp_path / "one").faults
-    shutil.copy(images / "dark" / "0.png", tmp_path / "one" / "a.png")
-    assert "lies in no class" in sites.look(tmp_path / "one").faults[0]
+    assert sites.look(tmp_path / "one").errors
+    shutil.copy(images / "dark" / "0.png", tmp_path / "one" / "stray.png")
+    assert "stray.png" in sites.look(tmp_path / "one").errors[0]
 
 
 def test_the_images_of_a_site_are_normalised(images, site):
@@ -206,7 +206,7 @@ def test_deep_images_and_how_deep_they_are(images, site):
             values = np.full((8, 8), 400 * place + (200 if name == "light" else 0), dtype=np.uint16)
             Image.fromarray(values).save(file)
     (note,) = sites.look(images).notes
-    assert "--bits=12 makes more of them" in note
+    assert "--bits=12" in note
     assert not sites.look(images, 12).notes
     announce(site, images, 12)
     assert scenarios.of(own_plan()).sequences[0][0].load("train").images.max() > 180
@@ -233,7 +233,7 @@ def test_a_task_is_learned_and_its_model_taken_home(images, site, tmp_path):
     taken = task_from_site(site, "run", 0)
     write(taken, tmp_path / "model.safetensors", "safetensors")
     run, facts = open_model(tmp_path / "model.safetensors")
-    assert (facts["classes"], facts["bits"]) == (["dark", "light"], sites.DEPTH)
+    assert (facts["classes"], facts["bits"]) == (["dark", "light"], sites.DEFAULT_BITS)
     task = scenarios.of(own_plan()).sequences[1][0].load("test")
     assert (run(task.images)[0].argmax(1) == task.labels).all()
 

@@ -284,7 +284,7 @@ def learn(site: Path, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def announced(site, images) -> Path:
     for name in ("lungs", "hearts", "knees"):
-        cli_site.add_command(name, images, sites.DEPTH, site)
+        cli_site.add_command(name, images, sites.DEFAULT_BITS, site)
     return site
 
 
@@ -299,7 +299,7 @@ def test_a_task_that_no_run_has_begun_can_be_removed(announced, images, monkeypa
     after = sites.build(sites.Options(), 1, 3, 0).sequences[0]
     assert [task.fingerprint for task in after] == [before[0].fingerprint, before[2].fingerprint]
     assert len(list((announced / "tasks").glob("*.npz"))) == 2
-    cli_site.add_command("elbows", images, sites.DEPTH, announced)  # takes the place of no other's pack
+    cli_site.add_command("elbows", images, sites.DEFAULT_BITS, announced)  # takes the place of no other's pack
     assert len(set(sites.packs(announced))) == 3
     learn(announced, 1, monkeypatch)
     with pytest.raises(WeftError, match=f"task 1 .knees. was begun in the run {FIRST}"):
@@ -314,13 +314,6 @@ def test_no_task_is_removed_while_the_site_works_or_that_is_not_there(announced,
     with filelock.FileLock(announced / "state" / FIRST / ".lock"), pytest.raises(WeftError, match="at work on study"):
         Site(announced).remove_task("knees")
     assert len(sites.listed(announced)) == 3
-
-
-def test_tasks_of_a_site_that_never_removed_one_are_where_they_were(announced):
-    """Its tasks.json was written before tasks had packs of their own number."""
-    words = [{key: value for key, value in task.items() if key != "pack"} for task in sites.listed(announced)]
-    (announced / "tasks.json").write_text(json.dumps(words))
-    assert sites.packs(announced) == [0, 1, 2]
 
 
 # ---- the site and its hub --------------------------------------------------------------------------------------------

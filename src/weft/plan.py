@@ -220,7 +220,7 @@ def resolve(file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         values[f"{section}_options"] = {key: value for key, value in options.items() if key != "name"}
     values |= {**names, **{section: values.get(section, {}) for section in OPTION_SECTIONS}}
     if not {"clients", "tasks"} <= values.keys():
-        values = {**scenarios.usual(names["scenario"], values["scenario_options"]), **values}
+        values = {**scenarios.default_size(names["scenario"], values["scenario_options"]), **values}
     values = scaled(values, keep=top)
     for section in COMPONENTS:
         values[f"{section}_options"] = _complete(section, names[section], values[f"{section}_options"])
@@ -347,7 +347,7 @@ def _complete(section: str, name: str, given: Mapping[str, Any]) -> dict[str, An
     if section == "method":
         options: type[BaseModel] = methods.options_of(name)
     else:
-        options = networks.options_of(name) if section == "network" else scenarios.module_of(name).Options
+        options = networks.options_of(name) if section == "network" else scenarios.builder_of(name).Options
     complete: dict[str, Any] = {}
     for key, value in given.items():  # `method.fedprox.mu` is `method.mu`, where fedprox is one of the method's parts
         owner, _, option = key.rpartition(".")

@@ -42,7 +42,7 @@ def get_command(
     data_dir: DataDir = None,
 ) -> None:
     """Add datasets to the cache: downloaded from their sources, or read from a local copy."""
-    from weft.data.fetching import get
+    from weft.data.download import get
 
     wanted = [name for name in SOURCES if SOURCES[name].files] if names == ["all"] else names
     for name in wanted:
@@ -51,7 +51,7 @@ def get_command(
         raise WeftError("--from is the copy of one dataset; name exactly one")
     failed: list[str] = []
     for name in wanted:
-        if name in cache.there() and not force and cache.verify(name) is None:
+        if name in cache.available() and not force and cache.verify(name) is None:
             say(f"{name}: is in the cache" + ("; --force replaces it by your copy" if folder is not None else ""))
             continue
         try:
@@ -72,7 +72,7 @@ def verify_command(
     as_json: AsJson = False,
 ) -> None:
     """Read every byte of the cache and report damaged datasets."""
-    errors = {source_of(name).name: cache.verify(name) for name in names or cache.there()}
+    errors = {source_of(name).name: cache.verify(name) for name in names or cache.available()}
     if not errors:
         raise WeftError(f"no dataset in {cache.folder()}; add one with: weft data get NAME")
     if as_json:
@@ -88,7 +88,7 @@ def verify_command(
 def path_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Print the folder of the cache."""
     if as_json:
-        print_json({"folder": str(cache.folder()), "cached": cache.there()})
+        print_json({"folder": str(cache.folder()), "cached": cache.available()})
     else:
         say(str(cache.folder()))
 
@@ -97,7 +97,7 @@ def _entry(name: str) -> dict[str, Any]:
     source = SOURCES[name]
     cached = "no"
     images: int | str = "-"
-    if name in cache.there():
+    if name in cache.available():
         try:
             cached, images = "yes", len(cache.load(name).y)
         except WeftError:

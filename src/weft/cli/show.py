@@ -173,7 +173,7 @@ def _methods() -> list[Entry]:
 
 def _scenarios() -> list[Entry]:
     known = _with_installed(scenarios.SCENARIOS, scenarios.GROUP)
-    return [_described(name, scenarios.module_of(reference).Options) for name, reference in known]
+    return [_described(name, scenarios.builder_of(reference).Options) for name, reference in known]
 
 
 def _networks() -> list[Entry]:

@@ -55,43 +55,43 @@ def join_command(
 
 
 @app.command("check")
-def check_command(images: Images, bits: Bits = sites.DEPTH, as_json: AsJson = False) -> None:
+def check_command(images: Images, bits: Bits = sites.DEFAULT_BITS, as_json: AsJson = False) -> None:
     """What a folder of images would be as a task, and what is wrong with it. Nothing is sent or kept."""
     found = sites.look(images, bits)
-    classes = sites.counted(found)
+    classes = found.counts()
     if as_json:
         told = {
             "classes": classes,
             "groups": found.groups,
-            "others": found.others,
-            "faults": found.faults,
+            "others": found.other_files,
+            "faults": found.errors,
             "notes": found.notes,
         }
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
-        raise typer.Exit(2 if found.faults else 0)
+        raise typer.Exit(2 if found.errors else 0)
     for name, parts in classes.items():
         said = ", ".join(f"{count} to {part}" for part, count in parts.items())
         say(f"  {name}: {_so_many(sum(parts.values()), 'image')}, {said}")
     for line in _beside_images(found):
         say(f"  {line}")
-    for fault in found.faults:
+    for fault in found.errors:
         say(f"  wrong: {fault}")
     for note in found.notes:
         say(f"  note: {note}")
-    say("it can be a task" if not found.faults else "it cannot be a task yet")
-    if found.faults:
+    say("it can be a task" if not found.errors else "it cannot be a task yet")
+    if found.errors:
         raise typer.Exit(2)
 
 
-def _beside_images(found: sites.Found) -> Iterator[str]:
+def _beside_images(found: sites.FolderReport) -> Iterator[str]:
     """Of a folder: how many groups it has, and which files are no images."""
     if found.task is not None and found.groups:
         yield f"{_so_many(found.groups, 'group')} (folders below a class, such as a patient's), each on one side"
     elif found.task is not None:
         yield "no groups: every image is cut by itself (images of one patient belong in a folder below the class)"
-    if found.others:
-        some = ", ".join(found.others[:MOST_NAMED]) + (", ..." if len(found.others) > MOST_NAMED else "")
-        yield f"{_so_many(len(found.others), 'file')} left out, no image by the name: {some}"
+    if found.other_files:
+        some = ", ".join(found.other_files[:MOST_NAMED]) + (", ..." if len(found.other_files) > MOST_NAMED else "")
+        yield f"{_so_many(len(found.other_files), 'file')} left out, no image by the name: {some}"
 
 
 def _so_many(count: int, word: str) -> str:
@@ -106,7 +106,7 @@ def _so_many(count: int, word: str) -> str:
 def add_command(
     name: Annotated[str, typer.Option(help="What the task is called here; the hub does not learn it.")],
     data: Annotated[Path, typer.Option(help="Images, with a subfolder for each class.")],
-    bits: Bits = sites.DEPTH,
+    bits: Bits = sites.DEFAULT_BITS,
     folder: Folder = Path("site"),
 ) -> None:
     """Announce the site's next task, for plans with scenario=sites. A run that waits for it goes on."""
@@ -115,7 +115,7 @@ def add_command(
 
     with remembered.one_by_one(site.folder):
         found = site.add_task(name, data, bits)
-    classes = sites.counted(found)
+    classes = found.counts()
     images = sum(sum(parts.values()) for parts in classes.values())
     place = len(sites.listed(site.folder)) - 1
     say(f"{site.name}: task {place} is {name}, {len(classes)} classes, {_so_many(images, 'image')}")

@@ -246,13 +246,9 @@ def predict_command(
 
 def _read_image(path: Path, facts: dict[str, Any]) -> NDArray[np.uint8]:
     """Read an image the way the images of a folder are read for training."""
-    from weft.data.pictures import BAD_PICTURE, own_picture
+    from weft.data.images import read_image
 
-    try:
-        return own_picture(path.read_bytes(), facts["image"][0], facts["bits"])[0]
-    except BAD_PICTURE as error:
-        reason = getattr(error, "strerror", None) or "not an image file that Pillow can decode"
-        raise WeftError(f"cannot read the image {path}: {reason}") from None
+    return read_image(path, facts["image"][0], facts["bits"])
 
 
 def _prediction_text(row: dict[str, float], facts: dict[str, Any]) -> str:

@@ -32,7 +32,7 @@ from weft.errors import WeftError
 from weft.methods.method import Lesson, Method
 from weft.networks.batches import Batches
 from weft.plan import Plan
-from weft.scenarios import Part, Scenario, Task
+from weft.scenarios import Scenario, SplitName, Task
 from weft.wire.message import Message, MessageError, decode, encode, failure
 from weft.wire.tensors import Payload, nonzeros
 
@@ -71,15 +71,15 @@ class World:
         tasks = self.scenario.sequences[client] if self.method.sees_all else (self.task(client, step),)
         return tuple(len(task.classes) for task in tasks)
 
-    def batches(self, client: int, step: int, part: Part) -> Batches:
+    def batches(self, client: int, step: int, part: SplitName) -> Batches:
         return (self._testing if part == "test" else self._learning)(client, step, part)
 
-    def pooled(self, client: int, step: int, part: Part) -> Batches:
+    def pooled(self, client: int, step: int, part: SplitName) -> Batches:
         """The images of all tasks of a client; an epoch takes as many of them as the current task has."""
         parts = [self.batches(client, each, part) for each in range(len(self.scenario.sequences[client]))]
         return Batches.pool(parts, epoch=len(parts[step]))
 
-    def _load(self, client: int, step: int, part: Part) -> Batches:
+    def _load(self, client: int, step: int, part: SplitName) -> Batches:
         task = self.task(client, step)
         return Batches(task.load(part), task.mean, task.deviation, self.device, self._first_label(client, step))
 

@@ -1,5 +1,5 @@
-"""The public datasets: where they come from, how their files are read, and the cache that holds them packed.
+"""Public datasets and image files.
 
-sources.py says where each one lives and with which checksums, fetching.py downloads it, readers.py and pictures.py read
-its original files, packing.py makes one .npz of them, and cache.py is all that a scenario needs. Nothing is pickled.
+sources.py lists the datasets with their addresses and checksums, download.py fetches them, formats.py reads their
+original files, cache.py stores them as arrays. images.py reads image files of a user. Nothing is pickled.
 """

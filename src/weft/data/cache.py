@@ -1,13 +1,13 @@
-"""The cache: a folder with one NAME.npz for each dataset. A scenario reads it; `weft data get` writes it.
+"""The cache: a folder with one NAME.npz per dataset, written by `weft data get` and read by scenarios.
 
-    x      uint8 images, (count, 32, 32, 3), or (count, 28, 28) for the grey sets
-    y      int16 classes from 0            split   uint8, 0 for the set's own train images and 1 for its test images
-    names  of the classes, if they have any
+    x      uint8 images, (count, 32, 32, 3), or (count, 28, 28) for grayscale datasets
+    y      int16 classes from 0            split   uint8, 0 for the dataset's train images and 1 for its test images
+    names  class names, if there are any
     coarse_of_fine, coarse_names    cifar100: the 20 superclasses
     track                           traffic_signs: frames of one sign share a track within a class, -1 if unknown
-    mean, deviation                 facescrub: by channel, for there is no table of them
+    mean, deviation                 facescrub: per channel, since no published values exist
 
-Images are mapped, not read: the workers of a machine share them, and a task touches its own pages alone.
+Images are memory-mapped: all workers of a machine share them, and a task reads only the pages that it needs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.data.sources import NORMALISATION, SOURCES, Channels, source_of
+from weft.data.sources import NORMALIZATION, SOURCES, Channels, source_of
 from weft.errors import WeftError
 from weft.lazy import lazy, np
 
@@ -58,18 +58,19 @@ class Dataset:
         names = self.extra.get("names")
         return str(names[index]) if names is not None else str(index)
 
-    def images(self, chosen: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Some of its images in colour, (count, 32, 32, 3): grey ones are padded to 32 and repeated to 3 channels."""
-        return in_colour(self.x[chosen])
+    def images(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Selected images in color, (count, 32, 32, 3)."""
+        return to_color(self.x[indices])
 
-    def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        if self.name in NORMALISATION:
-            return NORMALISATION[self.name]
+    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        if self.name in NORMALIZATION:
+            return NORMALIZATION[self.name]
         mean, deviation = (tuple(map(float, self.extra[key])) for key in ("mean", "deviation"))
         return mean, deviation
 
 
-def in_colour(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def to_color(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Pad grayscale images to 32x32 and repeat them to three channels; color images stay as they are."""
     if images.ndim == 4:
         return images
     rows, columns = ((32 - side) // 2 for side in images.shape[1:])
@@ -78,10 +79,10 @@ def in_colour(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def measure(images: NDArray[np.uint8]) -> tuple[Channels, Channels]:
-    """Mean and deviation by channel, in 0..255; of grey images after padding."""
+    """Mean and deviation per channel, in 0..255; of grayscale images after padding."""
     total, square, count = np.zeros(3), np.zeros(3), 0
-    for start in range(0, len(images), 1000):  # as floats a whole set would take gigabytes
-        pixels = in_colour(images[start : start + 1000]).reshape(-1, 3).astype(np.float64)
+    for start in range(0, len(images), 1000):  # as floats a whole dataset would take gigabytes
+        pixels = to_color(images[start : start + 1000]).reshape(-1, 3).astype(np.float64)
         total, square, count = total + pixels.sum(0), square + (pixels**2).sum(0), count + len(pixels)
     mean, deviation = mean_and_deviation(total, square, count)
     return (mean[0], mean[1], mean[2]), (deviation[0], deviation[1], deviation[2])
@@ -90,83 +91,95 @@ def measure(images: NDArray[np.uint8]) -> tuple[Channels, Channels]:
 def mean_and_deviation(
     total: NDArray[Any], square: NDArray[Any], count: int
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """By channel, out of the sums of so many pixels and of their squares; never 0, for it is divided by."""
+    """Mean and deviation per channel from sums over `count` pixels; the deviation is a divisor, so never 0."""
     mean = total / count
     deviation = np.sqrt(np.maximum(square / count - mean**2, 1e-6))
     return tuple(map(float, mean)), tuple(map(float, deviation))
 
 
-def folder(given: Path | None = None) -> Path:
-    """Where the cache is: as given (--data-dir), else WEFT_DATA, else where this system keeps such things."""
-    named = given or os.environ.get("WEFT_DATA")
-    if not named:
+def folder(data_dir: Path | None = None) -> Path:
+    """The folder of the cache: --data-dir if given, else WEFT_DATA, else the cache folder of the system."""
+    chosen = data_dir or os.environ.get("WEFT_DATA")
+    if not chosen:
         import pooch
 
         return Path(pooch.os_cache("weft"))
-    place = Path(named).expanduser()
-    if place.exists() and not place.is_dir():
-        raise WeftError(f"{place} is not a folder; WEFT_DATA or --data-dir names the one with the datasets")
-    return place
+    path = Path(chosen).expanduser()
+    if path.exists() and not path.is_dir():
+        raise WeftError(f"{path} is not a folder; set WEFT_DATA or --data-dir to the folder of the datasets")
+    return path
 
 
-def there(given: Path | None = None) -> list[str]:
-    """The datasets that the cache holds."""
-    place = folder(given)
-    return [name for name in SOURCES if (place / f"{name}.npz").is_file()]
+def path_of(name: str, data_dir: Path | None = None) -> Path:
+    return folder(data_dir) / f"{source_of(name).name}.npz"
 
 
-def load(name: str, given: Path | None = None) -> Dataset:
-    path = folder(given) / f"{source_of(name).name}.npz"
+def available(data_dir: Path | None = None) -> list[str]:
+    """Names of the datasets in the cache."""
+    return [name for name in SOURCES if path_of(name, data_dir).is_file()]
+
+
+def load(name: str, data_dir: Path | None = None) -> Dataset:
+    path = path_of(name, data_dir)
     try:
         changed = path.stat().st_mtime_ns
     except OSError:
-        raise WeftError(missing(name, path)) from None
+        raise _missing(name, path) from None
     return _load(name, path.absolute(), changed)
 
 
-def fingerprint(name: str, given: Path | None = None) -> str:
-    """Which images these are: a hash of the checksums that the zip's index has of the arrays that are read.
-
-    It costs one read of the index, whatever the size of the file, and is the same wherever and whenever it was packed.
-    """
-    path = folder(given) / f"{source_of(name).name}.npz"
-    read = {f"{key}.npy" for key in ("x", "y", "split", *EXTRAS.get(name, ()), *OPTIONAL)}
-    try:
-        with zipfile.ZipFile(path) as archive:
-            marks = sorted((one.filename, one.CRC, one.file_size) for one in archive.infolist() if one.filename in read)
-    except FileNotFoundError:
-        raise WeftError(missing(name, path)) from None
-    except (OSError, zipfile.BadZipFile) as error:
-        raise WeftError(damaged(name, path, error)) from None
-    return hashlib.sha256(repr(marks).encode()).hexdigest()[:16]
-
-
-def missing(name: str, path: Path) -> str:
-    command = f"weft data get {name}"
-    if not SOURCES[name].files:
-        command = f"it has no public home: scenario=noniid-35 tasks=7 does without it, or {command} --from FOLDER"
-    return f"the dataset {name} is not there ({path}); {command} brings it, and WEFT_DATA or --data-dir names the cache"
-
-
 @functools.lru_cache(maxsize=2 * len(SOURCES))
-def _load(name: str, path: Path, changed: int) -> Dataset:  # `changed`: a file that was replaced is another one
+def _load(name: str, path: Path, changed: int) -> Dataset:  # `changed`: a file that was replaced is loaded again
     try:
-        with zipfile.ZipFile(path) as archive:
-            there = {member.removesuffix(".npy") for member in archive.namelist()}
-            wanted = ("x", "y", "split", *EXTRAS.get(name, ()))
-            if absent := [key for key in wanted if key not in there]:
-                raise ValueError(f"it has no {absent[0]}")
-            arrays = {key: _array(archive, path, key) for key in (*wanted, *OPTIONAL) if key in there}
+        arrays = read_arrays(path, ("x", "y", "split", *EXTRAS.get(name, ())), OPTIONAL)
         dataset = Dataset(name, arrays.pop("x"), arrays.pop("y"), arrays.pop("split"), arrays)
         _check(dataset)
-    except (OSError, ValueError, EOFError, KeyError, struct.error, zipfile.BadZipFile, zlib.error) as error:
-        raise WeftError(damaged(name, path, error)) from None
+    except ValueError as error:
+        raise _damaged(name, path, error) from None
     return dataset
 
 
-def damaged(name: str, path: Path, error: object) -> str:
+def fingerprint(name: str, data_dir: Path | None = None) -> str:
+    """Identify the images of a dataset: a hash of the CRCs that the zip index stores for the arrays that are used.
+
+    This reads only the index, whatever the size of the file, and does not depend on where and when it was packed.
+    """
+    path = path_of(name, data_dir)
+    used = {f"{key}.npy" for key in ("x", "y", "split", *EXTRAS.get(name, ()), *OPTIONAL)}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            index = sorted((one.filename, one.CRC, one.file_size) for one in archive.infolist() if one.filename in used)
+    except FileNotFoundError:
+        raise _missing(name, path) from None
+    except (OSError, zipfile.BadZipFile) as error:
+        raise _damaged(name, path, error) from None
+    return hashlib.sha256(repr(index).encode()).hexdigest()[:16]
+
+
+def verify(name: str, data_dir: Path | None = None) -> str | None:
+    """Read every byte of a dataset; returns an error message that names the remedy, or None."""
+    path = path_of(name, data_dir)
+    try:
+        load(name, data_dir)
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+    except WeftError as error:
+        return str(error)
+    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        return str(_damaged(name, path, error))
+    return str(_damaged(name, path, f"wrong checksum of {bad}")) if bad else None
+
+
+def _missing(name: str, path: Path) -> WeftError:
+    remedy = f"run weft data get {name}"
+    if not SOURCES[name].files:
+        remedy = f"it has no public source: use scenario=noniid-35 tasks=7, or {remedy} --from FOLDER"
+    return WeftError(f"dataset {name} is not in the cache ({path}); {remedy}, or set WEFT_DATA or --data-dir")
+
+
+def _damaged(name: str, path: Path, error: object) -> WeftError:
     command = f"weft data get {name} --force" + ("" if SOURCES[name].files else " --from FOLDER")
-    return f"{path} is damaged ({error}); {command} makes it anew"
+    return WeftError(f"{path} is damaged ({error}); run {command}")
 
 
 def _check(dataset: Dataset) -> None:
@@ -174,26 +187,33 @@ def _check(dataset: Dataset) -> None:
     if x.dtype != np.uint8 or x.shape[1:] not in ((32, 32, 3), (28, 28)):
         raise ValueError(f"x is {x.dtype} {x.shape}")
     if y.dtype.kind not in "iu" or y.shape != (len(x),) or split.shape != (len(x),) or not len(x):
-        raise ValueError("y and split do not have one value for each image")
+        raise ValueError("y and split do not have one value per image")
     if y.min() < 0:
         raise ValueError("y has classes below 0")
     names = dataset.extra.get("names")
     if names is not None and len(names) < dataset.classes:
         raise ValueError(f"{len(names)} names for {dataset.classes} classes")
     if "track" in dataset.extra and dataset.extra["track"].shape != y.shape:
-        raise ValueError("track does not have one value for each image")
+        raise ValueError("track does not have one value per image")
     if "coarse_of_fine" in dataset.extra and len(dataset.extra["coarse_of_fine"]) < dataset.classes:
-        raise ValueError("coarse_of_fine does not have one value for each class")
+        raise ValueError("coarse_of_fine does not have one value per class")
 
 
-def read_arrays(path: Path, keys: Iterable[str]) -> dict[str, NDArray[Any]]:
-    """Arrays of an .npz, `x` mapped; OSError, ValueError, KeyError or BadZipFile if it is damaged."""
-    with zipfile.ZipFile(path) as archive:
-        return {key: _array(archive, path, key) for key in keys}
+def read_arrays(path: Path, keys: Iterable[str], optional: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
+    """Arrays of an .npz, `x` memory-mapped; ValueError if the file is missing or damaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            found = {key: _read_array(archive, path, key) for key in keys}
+            present = archive.namelist()
+            return found | {key: _read_array(archive, path, key) for key in optional if f"{key}.npy" in present}
+    except KeyError as error:
+        raise ValueError(str(error.args[0])) from None
+    except (OSError, EOFError, struct.error, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(str(error)) from None
 
 
-def _array(archive: zipfile.ZipFile, path: Path, key: str) -> NDArray[Any]:
-    """An array of an .npz: mapped if it lies there as it is, read if it is compressed. Never an object."""
+def _read_array(archive: zipfile.ZipFile, path: Path, key: str) -> NDArray[Any]:
+    """An array of an .npz: memory-mapped if it is `x` and not compressed, else read. Object arrays are refused."""
     info = archive.getinfo(f"{key}.npy")
     if key != "x" or info.compress_type != zipfile.ZIP_STORED:
         with archive.open(info) as file:
@@ -207,35 +227,24 @@ def _array(archive: zipfile.ZipFile, path: Path, key: str) -> NDArray[Any]:
         read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read(raw)
         if dtype.hasobject:
-            raise ValueError("it holds objects, which are not read")
+            raise ValueError("Object arrays are refused")
         return np.memmap(path, dtype, "r", raw.tell(), shape, "F" if fortran else "C")
 
 
-def write(given: Path | None, name: str, arrays: Mapping[str, NDArray[Any]]) -> Path:
-    """Pack a dataset into the cache; the file is there whole or not at all."""
-    path = folder(given) / f"{name}.npz"
+def write(data_dir: Path | None, name: str, arrays: Mapping[str, NDArray[Any]], private: bool = False) -> Path:
+    """Write NAME.npz atomically. `private`: only the user can read the file and its folder."""
+    path = folder(data_dir) / f"{name}.npz"
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
+        if private:
+            path.parent.chmod(0o700)
+        partial.touch(0o600 if private else 0o666)
         with partial.open("wb") as file:
             np.savez(file, allow_pickle=False, **dict(arrays))
         partial.replace(path)
     except OSError as error:
-        raise WeftError(f"{path} cannot be written ({error.strerror}); choose another place with --data-dir") from None
+        raise WeftError(f"{path} cannot be written ({error.strerror}); choose another folder with --data-dir") from None
     finally:
         partial.unlink(missing_ok=True)
     return path
-
-
-def verify(name: str, given: Path | None = None) -> str | None:
-    """What is wrong with a packed dataset: nothing, or a line that says what helps. Every byte of it is read."""
-    path = folder(given) / f"{name}.npz"
-    try:
-        load(name, given)
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-    except WeftError as problem:
-        return str(problem)
-    except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        return damaged(name, path, error)
-    return damaged(name, path, f"{bad} in it fails its checksum") if bad else None

@@ -20,7 +20,7 @@ from weft.plan import Plan
 from weft.runs.folder import has_sites, read_manifest, read_plan, way_on
 from weft.runs.run import check_images
 from weft.scenarios import sites
-from weft.scenarios.sites import DEPTH
+from weft.scenarios.sites import DEFAULT_BITS
 
 CHECKED_IMAGES = 100  # test images on which an exported file is compared with the run
 
@@ -89,19 +89,19 @@ def task_from_run(folder: Path, client: int, task: int) -> ExportedTask:
     if str(client) not in manifest["clients"]:
         raise WeftError(f"client {client} has not trained yet; {way_on(folder)} continues the run")
     state = State.load(folder / "checkpoints", manifest["clients"][str(client)])
-    return _export(plan, state, client, task, plan.scenario_options.get("bits", DEPTH))
+    return _export(plan, state, client, task, plan.scenario_options.get("bits", DEFAULT_BITS))
 
 
 def task_from_site(site: Path, run: str, task: int) -> ExportedTask:
-    """One task that a site keeps of a run; WEFT_SITE names the site whose tasks are loaded."""
+    """One task that a site keeps of a run."""
     folder = site / "state" / run
     manifest = read_manifest(folder)
     if manifest is None or not manifest["states"]:
         raise WeftError(f"{site} has no run {run}; weft site status lists its runs")
-    plan = Plan.load(folder / "plan.toml")
+    plan = sites.at_site(Plan.load(folder / "plan.toml"), site)
     ((client, reference),) = manifest["states"].items()
     known = sites.listed(site)
-    bits = known[task]["bits"] if plan.scenario == "sites" and task < len(known) else DEPTH
+    bits = known[task]["bits"] if plan.scenario == "sites" and task < len(known) else DEFAULT_BITS
     return _export(plan, State.load(folder, reference), int(client), task, bits)
 
 

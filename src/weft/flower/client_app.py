@@ -23,6 +23,7 @@ from weft.flower.sharing import shared_at
 from weft.flower.site_policy import fault
 from weft.flower.site_state import FAILED, Memory, NotYet
 from weft.plan import Plan, flat_keys
+from weft.scenarios import sites
 
 RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the name of a folder
 
@@ -42,7 +43,7 @@ def on_message(message: Message, context: Context) -> Message:
         raise WeftError("the run has a name that is no name for a folder")
     if not asked.wire:  # only whether the site is still a member
         return reply(Answered(), message)
-    plan = read_plan(asked.plan)
+    plan = sites.at_site(read_plan(asked.plan), site)
     if not 0 <= asked.client < plan.clients:
         raise WeftError(f"there is no client {asked.client} in a plan of {plan.clients}")
     with at_home():

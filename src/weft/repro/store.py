@@ -17,7 +17,7 @@ from weft.errors import WeftError
 from weft.plan import Plan
 from weft.repro import Experiment, Row
 from weft.runs.folder import read_images, read_summary
-from weft.scenarios.marks import has_changed
+from weft.scenarios.splits import has_changed
 
 TIMES = ("seconds", "images_per_second")  # all of a summary that may differ between two runs of one plan
 

@@ -24,7 +24,7 @@ from weft.runs.folder import (
     way_on,
 )
 from weft.runs.result import Result
-from weft.scenarios import marks
+from weft.scenarios import splits
 
 if TYPE_CHECKING:
     from weft.runs.session import Connect, Screen, Session
@@ -100,7 +100,7 @@ def check_images(folder: Path) -> None:
     if own:
         found |= scenarios.of(read_plan(folder)).images
     for name, mark in began.items():
-        mark = marks.fingerprint_in(mark)
+        mark = splits.images_in(mark)
         if (here := found.get(name)) != mark:
             place = "are there now" if name in own else f"{cache.folder()} has"
             raise WeftError(
@@ -113,7 +113,7 @@ def check_cut(folder: Path) -> None:
     """They are cut into train, test and valid as they were when the run began."""
     began = read_images(folder) or dict.fromkeys(scenarios.of(read_plan(folder)).datasets, "")  # else of an older weft
     for name, mark in began.items():
-        if marks.is_cut_otherwise(name, mark):
+        if splits.has_other_split(name, mark):
             raise WeftError(
                 f"the run in {folder} began with another cut of {name} into train, test and valid than this "
                 "weft makes; run again in a new folder"

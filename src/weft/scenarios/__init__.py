@@ -1,7 +1,7 @@
-"""Scenarios: which client learns which tasks in which order, as pure data rebuilt from a name and a seed anywhere.
+"""Scenarios: which client learns which tasks in which order, as pure data rebuilt from a name and a seed.
 
-`scenario.sequences[client][step]` is a Task. Its images are loaded only when they are asked for: training and
-validation images while the task is being learned, test images for as long as anybody wants to test.
+`scenario.sequences[client][task]` is a Task. Its images are loaded on demand: train and valid images while the task is
+being learned, test images for later evaluations too.
 """
 
 from __future__ import annotations
@@ -12,25 +12,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 from weft import registry
 from weft.errors import WeftError, nearest
 from weft.registry import options_from
-from weft.scenarios.marks import mark_of
 
 if TYPE_CHECKING:
     import numpy as np
 
-Part = Literal["train", "valid", "test"]
-PARTS: tuple[Part, ...] = ("train", "test", "valid")  # in a cut: where two lack as much, the first gets it
+SplitName = Literal["train", "valid", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "test", "valid")  # in order of priority: ties go to the first
 
 
 @dataclass(frozen=True)
 class Split:
-    """Some of a task's images and their labels, counted from 0 within the task.
+    """Images of one split of a task and their labels, counted from 0 within the task.
 
-    With a loss of one's own, labels may be anything else: float32 (count, outputs) for several labels or for numbers.
+    With a user-defined loss, labels may also be float32 (count, outputs): several labels per image, or numbers.
     """
 
     images: np.ndarray  # uint8 (count, height, width, channels)
@@ -42,12 +41,11 @@ class Task:
     name: str
     group: str  # the family or dataset that the task is taken from
     classes: tuple[str, ...]
-    sizes: dict[Part, int]
-    mean: tuple[float, ...]  # by channel, of 255
+    sizes: dict[SplitName, int]
+    mean: tuple[float, ...]  # per channel, in 0..255
     deviation: tuple[float, ...]
-    load: Callable[[Part], Split]
-    # of somebody's own images, which no name tells apart
-    fingerprint: str = ""
+    load: Callable[[SplitName], Split]
+    fingerprint: str = ""  # of user images, which no name identifies
     warnings: tuple[str, ...] = ()
 
 
@@ -55,15 +53,16 @@ class Task:
 class Scenario:
     name: str
     sequences: tuple[tuple[Task, ...], ...]
-    datasets: tuple[str, ...] = ()  # of the cache, whose images it is made of; none if they are drawn
-    notes: tuple[str, ...] = ()  # what a person should know about all of it
+    datasets: tuple[str, ...] = ()  # of the cache; empty if images are drawn
+    notes: tuple[str, ...] = ()  # warnings about the whole scenario
 
     @property
     def clients(self) -> int:
         return len(self.sequences)
 
     @property
-    def steps(self) -> int:
+    def tasks(self) -> int:
+        """The length of the longest sequence."""
         return max(len(sequence) for sequence in self.sequences)
 
     @property
@@ -72,19 +71,27 @@ class Scenario:
 
     @property
     def fingerprint(self) -> str:
-        """Which images these are, if they are somebody's own; else empty."""
-        marks = [task.fingerprint for sequence in self.sequences for task in sequence]
-        return hashlib.sha256(repr(marks).encode()).hexdigest()[:16] if any(marks) else ""
+        """Identifies user images; empty if there are none."""
+        found = [task.fingerprint for sequence in self.sequences for task in sequence]
+        return hashlib.sha256(repr(found).encode()).hexdigest()[:16] if any(found) else ""
 
     @property
     def images(self) -> dict[str, str]:
-        """What tells each dataset's images, and somebody's own, from others."""
-        own = {self.name: self.fingerprint} if self.fingerprint else {}
-        return {**{name: mark_of(name) for name in self.datasets}, **own}
+        """Fingerprints of all images: by dataset, and of user images by the name of the scenario."""
+        from weft.scenarios.splits import fingerprint_of
+
+        user = {self.name: self.fingerprint} if self.fingerprint else {}
+        return {**{name: fingerprint_of(name) for name in self.datasets}, **user}
 
 
-class ScenarioModule(Protocol):
-    """What a scenario's file provides: a typed description of its options, and the scenario itself."""
+class ScenarioOptions(BaseModel):
+    """Base of the options of built-in scenarios."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Builder(Protocol):
+    """A registered scenario: the type of its options, and how it is built. May be a module or a class."""
 
     Options: type[BaseModel]
 
@@ -92,8 +99,8 @@ class ScenarioModule(Protocol):
 
 
 @dataclass
-class Own:
-    """Somebody's own: a function of clients, tasks and seed, whose other keyword arguments are its options."""
+class UserBuilder:
+    """A user-defined scenario: a function of clients, tasks and seed, whose other keyword arguments are options."""
 
     name: str
     make: Callable[..., Scenario]
@@ -102,65 +109,68 @@ class Own:
     def build(self, options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
         try:
             found = self.make(clients=clients, tasks=tasks, seed=seed, **options.model_dump())
-        except WeftError as problem:
-            raise WeftError(f"scenario {self.name}: {problem}") from problem.__cause__
+        except WeftError as error:
+            raise WeftError(f"scenario {self.name}: {error}") from error.__cause__
         except Exception as error:
-            raise WeftError(f"scenario {self.name} cannot be made: {registry.error_line(error)}") from error
+            raise WeftError(f"scenario {self.name} failed: {registry.error_line(error)}") from error
         if not isinstance(found, Scenario):
-            raise WeftError(f"scenario {self.name} made a {type(found).__name__}; wanted is a weft.scenarios.Scenario")
-        if found.clients != clients or not all(found.sequences) or found.steps > tasks:
-            sizes = f"{found.clients} clients of up to {found.steps} tasks" if found.clients else "no client"
-            raise WeftError(f"scenario {self.name} made {sizes}; the plan has clients={clients} and tasks={tasks}")
+            kind = type(found).__name__
+            raise WeftError(f"scenario {self.name} returned {kind}; it must return a weft.scenarios.Scenario")
+        if found.clients != clients or not all(found.sequences) or found.tasks > tasks:
+            sizes = f"{found.clients} clients with up to {found.tasks} tasks" if found.clients else "no client"
+            raise WeftError(f"scenario {self.name} returned {sizes}; the plan has clients={clients} and tasks={tasks}")
         return found
 
 
 SCENARIOS = {
     "glyphs": "weft.scenarios.glyphs",
-    "overlapped-cifar100": "weft.scenarios.overlapped_cifar100",
-    "noniid-50": "weft.scenarios.noniid_50",
-    "noniid-35": "weft.scenarios.noniid_35",
-    "interference": "weft.scenarios.interference",
+    "overlapped-cifar100": "weft.scenarios.paper:OverlappedCIFAR100",
+    "noniid-50": "weft.scenarios.paper:NonIID50",
+    "noniid-35": "weft.scenarios.paper:NonIID35",
+    "interference": "weft.scenarios.paper:Interference",
     "folders": "weft.scenarios.folders",
     "sites": "weft.scenarios.sites",
 }
-GROUP = "weft.scenarios"  # of entry points, by which installed packages add to them
+GROUP = "weft.scenarios"  # of entry points, by which installed packages add scenarios
 
 
 def is_known(name: str) -> bool:
     return name in SCENARIOS or name in registry.installed(GROUP) or ":" in name
 
 
-def module_of(name: str) -> ScenarioModule:
-    """`file.py:name` and `package.module:name` name somebody's own."""
+def builder_of(name: str) -> Builder:
+    """The builder of a scenario; `file.py:name` and `package.module:name` are user-defined."""
     name = registry.full_name(name, GROUP)
     if ":" in name:
         make = registry.find(name)
         try:
-            return Own(registry.short(name), make, options_from(make, "scenario"))
-        except WeftError as problem:
-            raise WeftError(f"scenario {name}: {problem}") from None
+            return UserBuilder(registry.short(name), make, options_from(make, "scenario"))
+        except WeftError as error:
+            raise WeftError(f"scenario {name}: {error}") from None
     if name.endswith(".py"):
-        raise WeftError(f"{name} is a file; name the function in it too, as in {name}:my_scenario")
+        raise WeftError(f"{name} is a file; add the name of the function, as in {name}:my_scenario")
     if name not in SCENARIOS:
         raise WeftError(f"there is no scenario {name!r}; {nearest(name, SCENARIOS)}")
-    module: ScenarioModule = importlib.import_module(SCENARIOS[name])
-    return module
+    module, _, attribute = SCENARIOS[name].partition(":")
+    found = importlib.import_module(module)
+    builder: Builder = getattr(found, attribute) if attribute else found
+    return builder
 
 
-def usual(name: str, options: Mapping[str, object]) -> dict[str, int]:
-    """How many clients and tasks there are, where a scenario itself knows and the plan does not say."""
-    count = getattr(module_of(name), "count", None) if isinstance(name, str) else None
-    found: dict[str, int] = count(options) if count is not None else {}
+def default_size(name: str, options: Mapping[str, object]) -> dict[str, int]:
+    """Clients and tasks for a plan that does not set them, if the scenario knows them."""
+    size = getattr(builder_of(name), "default_size", None) if isinstance(name, str) else None
+    found: dict[str, int] = size(options) if size is not None else {}
     return found
 
 
-def build(name: str, options: dict[str, object], clients: int, tasks: int, seed: int) -> Scenario:
-    module = module_of(name)
-    return module.build(module.Options.model_validate(options), clients, tasks, seed)
+def build(name: str, options: Mapping[str, object], clients: int, tasks: int, seed: int) -> Scenario:
+    builder = builder_of(name)
+    return builder.build(builder.Options.model_validate(options), clients, tasks, seed)
 
 
-class Planned(Protocol):
-    """What a plan says about its scenario."""
+class ScenarioPlan(Protocol):
+    """The keys of a plan that decide its scenario."""
 
     @property
     def scenario(self) -> str: ...
@@ -174,5 +184,5 @@ class Planned(Protocol):
     def seed(self) -> int: ...
 
 
-def of(plan: Planned) -> Scenario:
+def of(plan: ScenarioPlan) -> Scenario:
     return build(plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed)

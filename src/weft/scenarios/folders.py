@@ -1,8 +1,8 @@
-"""folders: your own images, from a folder by client, task and class, or from a table (weft/data/own.py says how).
+"""folders: images of a user, from a folder by client, task and class, or from a table (weft/data/images.py).
 
-Clients, tasks and classes come in the order of their names, 2 before 10. Images that are not cut already are cut once
-for each client, over all its tasks, so that a group that is in two tasks is on one side in both. Mean and deviation
-are those of a task's training images.
+Clients, tasks and classes are in the order of their names, 2 before 10. Images without given splits are split once per
+client, over all its tasks, so that a group that is in two tasks is in the same split of both. Mean and deviation are
+those of a task's train images.
 """
 
 from __future__ import annotations
@@ -11,144 +11,136 @@ import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from weft.data import own
-from weft.data.own import Pictures, natural
+from weft.data import images
+from weft.data.cache import mean_and_deviation
+from weft.data.images import SIDE, UserImages, natural
 from weft.errors import WeftError
-from weft.scenarios import PARTS, Part, Scenario, Split, Task
-from weft.scenarios.splits import check, cut, given, in_parts, normalisation
+from weft.lazy import np
+from weft.scenarios import SPLITS, Scenario, ScenarioOptions, Split, SplitName, Task
+from weft.scenarios.splits import check_given, check_task, indices_of, split_groups
 
-MOST_NAMED = 3  # broken files in a message
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weft.scenarios.splits import Indices
+
+MAX_NAMED = 3  # broken files in a message
 
 
 def _absolute(path: str) -> str:
-    """A plan is found again from any folder."""
+    """A plan must work from any folder."""
     return str(Path(path).expanduser().resolve()) if path else ""
 
 
-class Options(BaseModel):
-    """Your own images: a folder CLIENT/TASK/CLASS/image.png, or a table of paths, clients, tasks and labels."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+class Options(ScenarioOptions):
+    """Your images: a folder CLIENT/TASK/CLASS/image.png, or a table of paths, clients, tasks and labels."""
 
     path: Annotated[str, AfterValidator(_absolute)] = ""
-    test: float = Field(0.2, gt=0, lt=0.5)  # shares of the images, where they are not cut already
+    test: float = Field(0.2, gt=0, lt=0.5)  # shares of the images, where they are not split already
     valid: float = Field(0.1, gt=0, lt=0.5)
-    bits: int = Field(16, ge=9, le=32)  # of pictures deeper than 8 bits: 2 ** bits - 1 is white
-    broken: Literal["refuse", "skip"] = "refuse"  # files that are no pictures
+    bits: int = Field(16, ge=9, le=32)  # of images with more than 8 bits: 2 ** bits - 1 is white
+    broken: Literal["refuse", "skip"] = "refuse"  # files that cannot be read
 
 
-def count(options: Mapping[str, object]) -> dict[str, int]:
-    """How many clients and tasks the folder has, for a plan that does not say."""
+def default_size(options: Mapping[str, object]) -> dict[str, int]:
+    """Clients and tasks of the folder, for a plan that does not set them."""
     try:
-        chosen = Options.model_validate(options)
-    except ValidationError:  # told when the plan is checked
+        path = Options.model_validate(options).path
+    except ValidationError:  # reported when the plan is checked
         return {}
-    if not chosen.path:  # a plan for anybody's folder
+    if not path:  # a ready plan, to which the user adds the folder
         return {}
-    rows = own.find(_place(chosen))
-    tasks = {(row.client, row.task) for row in rows}
-    clients = {client for client, _ in tasks}
-    return {"clients": len(clients), "tasks": max(sum(one == client for one, _ in tasks) for client in clients)}
+    tasks = {(row.client, row.task) for row in images.find(Path(path))}
+    clients = [client for client, _ in tasks]
+    return {"clients": len(set(clients)), "tasks": max(map(clients.count, clients))}
 
 
 def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
     assert isinstance(options, Options)
-    place = _place(options)
-    pictures = own.load(place, options.bits)
-    notes = _notes(place, options, pictures)
-    names = sorted(set(pictures.client.tolist()), key=natural)
+    if not options.path:
+        raise WeftError("scenario folders needs your images: set scenario.path=FOLDER or scenario.path=TABLE.csv")
+    path = Path(options.path)
+    found = images.load(path, options.bits)
+    notes = _notes(options, found)
+    names = sorted(set(found.client.tolist()), key=natural)
     if clients > len(names):
-        raise WeftError(f"{place} has {len(names)} clients, not {clients}; leave clients out, or choose fewer")
-    sequences = tuple(sequence(options, pictures, name, tasks) for name in names[:clients])
-    if tasks > max(map(len, sequences)):
-        raise WeftError(f"{place} has up to {max(map(len, sequences))} tasks a client, not {tasks}; leave tasks out")
+        raise WeftError(f"{path} has {len(names)} clients, not {clients}; remove clients from the plan, or lower it")
+    sequences = tuple(sequence(options, found, name, tasks) for name in names[:clients])
+    if tasks > (most := max(map(len, sequences))):
+        raise WeftError(f"{path} has up to {most} tasks per client, not {tasks}; remove tasks from the plan")
     return Scenario("folders", sequences, notes=notes)
 
 
-def _place(options: Options) -> Path:
-    if not options.path:
-        raise WeftError("the scenario folders needs your images: scenario.path=FOLDER or scenario.path=TABLE.csv")
-    return Path(options.path)
-
-
-def _notes(place: Path, options: Options, pictures: Pictures) -> tuple[str, ...]:
+def _notes(options: Options, found: UserImages) -> tuple[str, ...]:
     notes = []
-    if broken := pictures.broken.tolist():
-        some = ", ".join(broken[:MOST_NAMED]) + (", ..." if len(broken) > MOST_NAMED else "")
+    if broken := found.broken.tolist():
+        some = ", ".join(broken[:MAX_NAMED]) + (", ..." if len(broken) > MAX_NAMED else "")
         if options.broken == "refuse":
-            raise WeftError(f"{len(broken)} files cannot be read: {some}; mend them, or scenario.broken=skip")
-        notes.append(f"{len(broken)} files cannot be read and are left out: {some}")
-    return (*notes, *depth_notes(pictures, options.bits, "scenario.bits"))
+            raise WeftError(f"{len(broken)} files cannot be read: {some}; repair them, or set scenario.broken=skip")
+        notes.append(f"{len(broken)} files cannot be read and are skipped: {some}")
+    return (*notes, *depth_notes(found, options.bits, "scenario.bits"))
 
 
-def depth_notes(pictures: Pictures, bits: int, option: str) -> tuple[str, ...]:
-    """Whether deep pictures are as bright as they could be; `option` is where their depth is said."""
-    highest, white = int(pictures.highest[0]), 2**bits - 1
+def depth_notes(found: UserImages, bits: int, option: str) -> tuple[str, ...]:
+    """Warn if `bits` makes images of more than 8 bits too bright or too dark; `option` is the key that sets it."""
+    highest, white = int(found.highest[0]), 2**bits - 1
     if highest > white:
-        return (f"deep images have values up to {highest}, and all above {white} is white; raise {option}",)
+        return (f"images have values up to {highest}, and all above {white} become white; raise {option}",)
     if highest and highest * 4 <= white:
-        return (
-            f"the highest value of the deep images is {highest}, and {white} is white: they are dark; "
-            f"{option}={max(9, highest.bit_length())} makes more of them",
-        )
+        better = f"{option}={max(9, highest.bit_length())}"
+        return (f"the highest value of the images is {highest} of {white}, so they are dark; set {better}",)
     return ()
 
 
-def sequence(options: Options, pictures: Pictures, client: str, most: int) -> tuple[Task, ...]:
-    """A client's first tasks."""
-    mine = np.flatnonzero(pictures.client == client)
-    tasks, labels, groups = (getattr(pictures, key)[mine].tolist() for key in ("task", "label", "group"))
-    parts: list[str] = pictures.part[mine].tolist()
+def sequence(options: Options, found: UserImages, client: str, most: int) -> tuple[Task, ...]:
+    """The first `most` tasks of a client."""
+    mine = np.flatnonzero(found.client == client)
+    tasks, labels, groups = (getattr(found, key)[mine].tolist() for key in ("task", "label", "group"))
+    splits: list[str] = found.split[mine].tolist()
     cells = [f"{task}/{label}" for task, label in zip(tasks, labels, strict=True)]
-    shares: dict[Part, float] = {
-        "train": 1 - options.test - options.valid,
-        "test": options.test,
-        "valid": options.valid,
-    }
-    if not any(parts):
-        parts = list(cut(cells, groups, shares, client))
+    test, valid = options.test, options.valid
+    if not any(splits):
+        shares: dict[SplitName, float] = {"train": 1 - test - valid, "test": test, "valid": valid}
+        splits = list(split_groups(cells, groups, shares, client))
     else:
-        given(f"client {client}", parts, groups)
-        if "valid" not in parts:  # it comes out of train; nothing may come out of test
-            train = [place for place, part in enumerate(parts) if part == "train"]
-            rest: dict[Part, float] = {"train": 1 - options.valid, "valid": options.valid}
-            found = cut([cells[place] for place in train], [groups[place] for place in train], rest, client)
-            for place, part in zip(train, found, strict=True):
-                parts[place] = part
-    sides = np.array(parts)
-    steps = sorted(set(tasks), key=natural)[:most]
-    of_task = {name: np.flatnonzero(pictures.task[mine] == name) for name in steps}
-    return tuple(_task(pictures, client, name, mine[at], sides[at]) for name, at in of_task.items())
+        check_given(f"client {client}", splits, groups)
+        if "valid" not in splits:  # taken from train, never from test
+            train = [index for index, split in enumerate(splits) if split == "train"]
+            shares = {"train": 1 - valid, "valid": valid}
+            chosen = split_groups([cells[i] for i in train], [groups[i] for i in train], shares, client)
+            for index, split in zip(train, chosen, strict=True):
+                splits[index] = split
+    names = sorted(set(tasks), key=natural)[:most]
+    of_task = {name: np.flatnonzero(found.task[mine] == name) for name in names}
+    return tuple(_task(found, client, name, mine[at], np.array(splits)[at]) for name, at in of_task.items())
 
 
-def _task(pictures: Pictures, client: str, name: str, mine: NDArray[np.int64], parts: NDArray[np.str_]) -> Task:
-    words = pictures.label[mine].tolist()
-    warnings = check(f"client {client}, task {name}" if client else f"task {name}", words, parts.tolist())
-    classes = tuple(sorted(set(words), key=natural))
-    labels = np.array([classes.index(word) for word in words], dtype=np.int64)
-    places = {part: in_parts(parts, part, f"{client}/{name}") for part in PARTS}
-    train = mine[places["train"]]
-    mean, deviation = normalisation(pictures.sums[train], pictures.squares[train], pictures.x[0, :, :, 0].size)
-    marks = [words, parts.tolist(), pictures.digest[mine].tolist()]
+def _task(found: UserImages, client: str, name: str, mine: Indices, splits: NDArray[np.str_]) -> Task:
+    texts = found.label[mine].tolist()
+    warnings = check_task(f"client {client}, task {name}" if client else f"task {name}", texts, splits.tolist())
+    classes = tuple(sorted(set(texts), key=natural))
+    labels = np.array([classes.index(text) for text in texts], dtype=np.int64)
+    indices = {split: indices_of(splits, split, f"{client}/{name}") for split in SPLITS}
+    train = mine[indices["train"]]
+    mean, deviation = mean_and_deviation(found.sums[train].sum(0), found.squares[train].sum(0), SIDE**2 * len(train))
+    identity = [texts, splits.tolist(), found.digest[mine].tolist()]
     return Task(
         name=name,
         group=client,
         classes=classes,
-        sizes={part: len(found) for part, found in places.items()},
+        sizes={split: len(chosen) for split, chosen in indices.items()},
         mean=mean,
         deviation=deviation,
-        load=functools.partial(_load, pictures.x, {part: (mine[at], labels[at]) for part, at in places.items()}),
-        fingerprint=hashlib.sha256(repr(marks).encode()).hexdigest()[:16],
+        load=functools.partial(_load, found.x, {split: (mine[at], labels[at]) for split, at in indices.items()}),
+        fingerprint=hashlib.sha256(repr(identity).encode()).hexdigest()[:16],
         warnings=warnings,
     )
 
 
-def _load(x: NDArray[np.uint8], places: dict[Part, tuple[NDArray[np.int64], NDArray[np.int64]]], part: Part) -> Split:
-    chosen, labels = places[part]
-    return Split(np.asarray(x[chosen]), labels)
+def _load(x: NDArray[np.uint8], chosen: dict[SplitName, tuple[Indices, Indices]], split: SplitName) -> Split:
+    indices, labels = chosen[split]
+    return Split(np.asarray(x[indices]), labels)

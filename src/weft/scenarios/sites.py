@@ -1,9 +1,9 @@
-"""sites: every client is a site with images of its own, which nobody else can see or list.
+"""sites: every client is a site with its own images, which no other machine can see or list.
 
-At a site (`WEFT_SITE` names its folder) a task is a folder of images with a subfolder for each class, as in the
-scenario `folders`. When it is announced its images are resized and packed into the site's folder, and from then on the
-task is that pack: it stays the same during a run, whatever becomes of the files. tasks.json lists the tasks in their
-order. At the hub nothing is known of them but how many the plan wants.
+At a site a task is a folder of images with a subfolder per class, as in the scenario `folders`. When the task is added,
+its images are resized and packed into the site's folder. From then on the task is that pack: it does not change during
+a run, whatever happens to the files. tasks.json lists the tasks in order. The hub knows only how many tasks the plan
+has.
 """
 
 from __future__ import annotations
@@ -11,128 +11,140 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from weft.errors import WeftError
 from weft.lazy import lazy
-from weft.scenarios import Part, Scenario, Split, Task
+from weft.scenarios import Scenario, ScenarioOptions, Split, SplitName, Task
 
 if TYPE_CHECKING:
-    from weft.data import cache, own
-    from weft.data.own import Pictures
+    from weft.data import cache, images
+    from weft.data.images import UserImages
     from weft.scenarios import folders
 else:
-    cache, own, folders = lazy("weft.data.cache"), lazy("weft.data.own"), lazy("weft.scenarios.folders")
+    cache, images, folders = lazy("weft.data.cache"), lazy("weft.data.images"), lazy("weft.scenarios.folders")
 
-PARTS: tuple[Part, ...] = ("train", "valid", "test")  # as they are shown
-DEPTH = 16  # bits of pictures that are deeper than 8, unless it is said otherwise
+SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")  # in the order of output
+DEFAULT_BITS = 16  # of images with more than 8 bits
 
 
-class Options(BaseModel):
-    """Each site's own images, announced with `weft site task add`; for `weft hub run`."""
+class Options(ScenarioOptions):
+    """Images of each site, added with `weft site task add`; for `weft hub run`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    folder: str = ""  # of a site, which sets it in the plan that it receives; empty at the hub
 
 
 @dataclass(frozen=True)
-class Found:
+class FolderReport:
     """What a folder would be as a task."""
 
-    pictures: Pictures | None
+    images: UserImages | None
     task: Task | None
-    faults: tuple[str, ...]  # it is no task while there are any
-    notes: tuple[str, ...] = ()  # what a person should know of
-    others: tuple[str, ...] = ()  # files that are no images
+    errors: tuple[str, ...]  # it cannot be a task while there are any
+    notes: tuple[str, ...] = ()
+    other_files: tuple[str, ...] = ()  # not images
 
     @property
     def groups(self) -> int:
-        """Patients, or whatever else has a folder below a class."""
-        return 0 if self.pictures is None else len(set(self.pictures.group.tolist()) - {""})
+        """Number of groups, such as patients: folders below a class."""
+        return 0 if self.images is None else len(set(self.images.group.tolist()) - {""})
+
+    def counts(self) -> dict[str, dict[SplitName, int]]:
+        """Number of images by class and split."""
+        if self.task is None:
+            return {}
+        labels = {split: self.task.load(split).labels.tolist() for split in SPLITS}
+        return {
+            name: {split: labels[split].count(label) for split in SPLITS}
+            for label, name in enumerate(self.task.classes)
+        }
+
+
+PlanType = TypeVar("PlanType", bound=BaseModel)
+
+
+def at_site(plan: PlanType, site: Path) -> PlanType:
+    """The plan of a run with the tasks of a site, if its scenario is `sites`."""
+    if getattr(plan, "scenario", "") != "sites":
+        return plan
+    return plan.model_copy(update={"scenario_options": {"folder": str(site)}})
 
 
 def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
-    if site := os.environ.get("WEFT_SITE"):
-        own_tasks = tuple(_task_of(Path(site), place) for place in range(len(listed(Path(site)))))
-        return Scenario("sites", (own_tasks,) * clients)
-    return Scenario("sites", (tuple(_unseen(step) for step in range(tasks)),) * clients)
+    assert isinstance(options, Options)
+    if folder := options.folder or os.environ.get("WEFT_SITE"):
+        site = Path(folder)
+        known = tuple(_load_task(site, index) for index in range(len(listed(site))))
+        return Scenario("sites", (known,) * clients)
+    return Scenario("sites", (tuple(_unknown(task) for task in range(tasks)),) * clients)
 
 
 def listed(site: Path) -> list[dict[str, Any]]:
-    """The tasks that a site has announced, in order."""
+    """The entries of the site's tasks, in order."""
     try:
-        words: list[dict[str, Any]] = json.loads((site / "tasks.json").read_text(encoding="utf-8"))
-        return words
+        entries: list[dict[str, Any]] = json.loads((site / "tasks.json").read_text(encoding="utf-8"))
+        return entries
     except (OSError, ValueError):
-        raise WeftError(f"{site / 'tasks.json'} cannot be read; weft site join makes a site's folder") from None
+        raise WeftError(f"{site / 'tasks.json'} cannot be read; weft site join creates a site's folder") from None
 
 
-def look(folder: Path, bits: int = DEPTH) -> Found:
-    """Which classes and images a folder has, and what is wrong with it; every image is opened once."""
-    others = tuple(own.others(folder)[0])
+def look(folder: Path, bits: int = DEFAULT_BITS) -> FolderReport:
+    """Check a folder: its classes and images, and what is wrong with it. Every image is read."""
+    others = tuple(images.other_files(folder)[0])
     try:
-        pictures = own.Pictures(**own.pack(folder, bits, own.find_task(folder)))
-        faults = tuple(f"{file} is no image that can be read" for file in pictures.broken.tolist())
-        task = _as_task(pictures, bits)
-    except WeftError as problem:
-        return Found(None, None, (str(problem),), others=others)
-    empty = [f"{name} is no class: there is no image in it" for name in own.empty_classes(folder)]
-    notes = (*task.warnings, *folders.depth_notes(pictures, bits, "--bits"), *empty)
-    return Found(pictures, task, faults, (*notes, *_thin(task)), others)
-
-
-def _thin(task: Task) -> list[str]:
-    labels = {part: set(task.load(part).labels.tolist()) for part in PARTS}
-    return [
-        f"class {name} has no image to {part} with; more images, or more groups, would give it some"
-        for place, name in enumerate(task.classes)
-        for part in PARTS
-        if place not in labels[part]
+        found = images.UserImages(**images.pack(folder, bits, images.find_task(folder)))
+        task = _as_task(found, bits)
+    except WeftError as error:
+        return FolderReport(None, None, (str(error),), other_files=others)
+    errors = tuple(f"{file} cannot be read as an image" for file in found.broken.tolist())
+    empty = [f"{name} has no images, so it is not a class" for name in images.empty_classes(folder)]
+    report = FolderReport(found, task, errors, other_files=others)
+    absent = [
+        f"class {name} has no {split} images; add images or groups"
+        for name, counts in report.counts().items()
+        for split in SPLITS
+        if not counts[split]
     ]
+    notes = (*task.warnings, *folders.depth_notes(found, bits, "--bits"), *empty, *absent)
+    return dataclasses.replace(report, notes=notes)
 
 
-def counted(found: Found) -> dict[str, dict[Part, int]]:
-    """How many images of each class go to each part."""
-    if found.task is None:
-        return {}
-    labels = {part: found.task.load(part).labels.tolist() for part in PARTS}
-    return {name: {part: labels[part].count(place) for part in PARTS} for place, name in enumerate(found.task.classes)}
-
-
-def keep(site: Path, pack: int, found: Found) -> None:
-    """Pack the images of what is going to be a task into the site's folder."""
-    assert found.pictures is not None
-    cache.write(site, f"tasks/{pack}", vars(found.pictures))
+def save(site: Path, pack: int, report: FolderReport) -> None:
+    """Pack the images of a new task into the site's folder."""
+    assert report.images is not None
+    cache.write(site, f"tasks/{pack}", vars(report.images), private=True)
 
 
 def packs(site: Path) -> list[int]:
-    """The number of each task's pack: its place when it was announced, unless tasks before it were removed since."""
-    return [int(words.get("pack", place)) for place, words in enumerate(listed(site))]
+    """The number of each task's pack; it stays the same when tasks before it are removed."""
+    return [int(entry["pack"]) for entry in listed(site)]
 
 
-def _task_of(site: Path, place: int) -> Task:
-    words = listed(site)[place]
-    path = site / "tasks" / f"{packs(site)[place]}.npz"
+def _load_task(site: Path, index: int) -> Task:
+    entry = listed(site)[index]
+    path = site / "tasks" / f"{packs(site)[index]}.npz"
     try:
-        pictures = own.Pictures(**cache.read_arrays(path, own.KEYS))
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-        raise WeftError(f"the images of task {words['name']} are not in {path} any more; put them back") from None
-    return dataclasses.replace(_as_task(pictures, words["bits"]), name=words["name"], group="own")
+        found = images.UserImages(**cache.read_arrays(path, images.KEYS))
+    except ValueError:
+        raise WeftError(
+            f"the images of task {entry['name']} in {path} are missing or damaged; restore the file"
+        ) from None
+    return dataclasses.replace(_as_task(found, entry["bits"]), name=entry["name"], group="own")
 
 
-def _as_task(pictures: Pictures, bits: int) -> Task:
-    (task,) = folders.sequence(folders.Options.model_validate({"bits": bits}), pictures, "", 1)
+def _as_task(found: UserImages, bits: int) -> Task:
+    (task,) = folders.sequence(folders.Options.model_validate({"bits": bits}), found, "", 1)
     return task
 
 
-def _unseen(step: int) -> Task:
+def _unknown(task: int) -> Task:
     """All that a hub knows of a site's task."""
-    return Task(f"own-{step}", "own", ("?", "?"), dict.fromkeys(PARTS, 0), (0.5,) * 3, (0.5,) * 3, _nobody)
+    return Task(f"own-{task}", "own", ("?", "?"), dict.fromkeys(SPLITS, 0), (0.5,) * 3, (0.5,) * 3, _no_images)
 
 
-def _nobody(part: Part) -> Split:
-    raise WeftError("scenario=sites has no images here; run it with weft hub run, at sites that have some")
+def _no_images(split: SplitName) -> Split:
+    raise WeftError("scenario=sites has no images on this machine; start it with weft hub run, and add tasks at sites")

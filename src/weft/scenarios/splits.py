@@ -1,117 +1,207 @@
-"""Train, test and valid parts of images, with every group of images on one side; what to warn of in somebody's own.
+"""Train, test and valid splits with every group of images in one split; fingerprints of images and splits.
 
-The cut comes from a fixed seed: it is the same in every run, whatever the plan's seed.
+Splits come from a fixed seed: they are the same in every run, whatever the seed of the plan.
+
+A public dataset's train and test images are pooled and split .7 / .2 / .1 within each class. Known copies stay
+together: frames of one traffic sign are near copies, so a track is not divided, and notMNIST has hundreds of images
+more than once in a class. Count a change of a dataset's split in SPLIT_VERSIONS.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from weft.data.cache import mean_and_deviation
-from weft.data.own import natural
+from weft.data import cache
+from weft.data.images import natural
+from weft.data.sources import SOURCES
 from weft.errors import WeftError
+from weft.lazy import np
 from weft.randomness import generator
-from weft.scenarios import PARTS, Part
+from weft.scenarios import SPLITS, Split, SplitName, Task
 
-SEED = 0
-IMBALANCE = 10  # times as many training images of one class as of another
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weft.data.cache import Dataset
+
+    Indices = NDArray[np.int64]
+
+SEED = 0  # of all splits; not the plan's
+SHARES: dict[SplitName, float] = {"train": 0.7, "test": 0.2, "valid": 0.1}  # the released code's, FIDELITY.md row 15
+IMBALANCE = 10  # warn if a class has this many times the train images of another
+HAS_COPIES = ("notmnist",)  # 492 of 18,724; CIFAR-100's 26 of 60,000 are not kept together
+SPLIT_VERSIONS = {"notmnist": 1, "traffic_signs": 1}  # changes of a split: results of two versions do not compare
 
 
-def cut(cells: Sequence[str], groups: Sequence[str], shares: Mapping[Part, float], purpose: str) -> list[Part]:
-    """For each image its part. `cells` are what has to be spread evenly, such as the classes; `groups` stay together.
+def split_groups(
+    cells: Sequence[str], groups: Sequence[str], shares: Mapping[SplitName, float], purpose: str
+) -> list[SplitName]:
+    """Choose a split for each image. `cells`, such as classes, are spread evenly; `groups` stay together.
 
-    Large groups are dealt first, each to where its cells lack the largest share. An image without a group is one of
-    its own. A cell is never without training images.
+    Large groups are assigned first, each to the split whose share of its cells is filled least. An image without a
+    group is a group of one. Every cell gets train images.
 
-    >>> found = cut(["cat"] * 10 + ["dog"] * 10, [""] * 20, {"train": 0.7, "test": 0.2, "valid": 0.1}, "doctest")
-    >>> [found[:10].count(part) for part in PARTS], [found[10:].count(part) for part in PARTS]
+    >>> found = split_groups(["cat"] * 10 + ["dog"] * 10, [""] * 20, SHARES, "doctest")
+    >>> [found[:10].count(split) for split in SPLITS], [found[10:].count(split) for split in SPLITS]
     ([7, 2, 1], [7, 2, 1])
     """
     members: dict[str | int, list[int]] = defaultdict(list)
-    for place, group in enumerate(groups):
-        members[group or place].append(place)
+    for index, group in enumerate(groups):
+        members[group or index].append(index)
     shuffled = list(members.values())
     shuffled = [shuffled[place] for place in generator(SEED, "cut", purpose).permutation(len(shuffled))]
     of_cell = Counter(cells)
-    have: Counter[tuple[Part, str]] = Counter()
-    found: list[Part] = ["train"] * len(cells)
-    for places in sorted(shuffled, key=len, reverse=True):
-        counts = Counter(cells[place] for place in places)
+    have: Counter[tuple[SplitName, str]] = Counter()
+    found: list[SplitName] = ["train"] * len(cells)
+    for indices in sorted(shuffled, key=len, reverse=True):
+        counts = Counter(cells[index] for index in indices)
         lacks = {
-            part: sum(count * (1 - have[part, cell] / (share * of_cell[cell])) for cell, count in counts.items())
-            for part, share in shares.items()
+            split: sum(count * (1 - have[split, cell] / (share * of_cell[cell])) for cell, count in counts.items())
+            for split, share in shares.items()
         }
-        unknown = any(not have["train", cell] for cell in counts) and "train" in shares
-        part: Part = "train" if unknown else max(lacks, key=lambda part: lacks[part])
-        for place in places:
-            found[place] = part
+        is_new = any(not have["train", cell] for cell in counts) and "train" in shares
+        chosen: SplitName = "train" if is_new else max(lacks, key=lambda split: lacks[split])
+        for index in indices:
+            found[index] = chosen
         for cell, count in counts.items():
-            have[part, cell] += count
+            have[chosen, cell] += count
     return found
 
 
-def given(where: str, parts: Sequence[str], groups: Sequence[str]) -> None:
-    """Parts that came with the images: a `WeftError` if they cannot be used as they are."""
-    if "" in parts:
-        raise WeftError(
-            f"{where}: some images say whether they are for train, valid or test, and some do not; all must"
-        )
-    sides: dict[str, set[str]] = defaultdict(set)
-    for group, part in zip(groups, parts, strict=True):
+def check_given(where: str, splits: Sequence[str], groups: Sequence[str]) -> None:
+    """Raise a WeftError if splits that came with the images cannot be used."""
+    if "" in splits:
+        raise WeftError(f"{where}: only some images have a split; assign train, valid or test to all or to none")
+    of_group: dict[str, set[str]] = defaultdict(set)
+    for group, split in zip(groups, splits, strict=True):
         if group:
-            sides[group].add(part)
-    for group, several in sides.items():
+            of_group[group].add(split)
+    for group, several in of_group.items():
         if len(several) > 1:
             both = " and ".join(sorted(several))
-            raise WeftError(
-                f"{where}: the group {group!r} is in {both}; what is tested must not be known from training"
-            )
+            raise WeftError(f"{where}: the group {group!r} is in {both}; put all its images into one split")
 
 
-def check(where: str, labels: Sequence[str], parts: Sequence[Part], one_will_do: bool = False) -> tuple[str, ...]:
-    """What is wrong with a task of classes is a `WeftError`; what a person should know of is given as lines.
-
-    `one_will_do`: it is no task of classes.
-    """
-    counts = Counter(zip(parts, labels, strict=True))
+def check_task(
+    where: str, labels: Sequence[str], splits: Sequence[SplitName], needs_classes: bool = True
+) -> tuple[str, ...]:
+    """Raise a WeftError if a task cannot be learned; returns warnings."""
+    counts = Counter(zip(splits, labels, strict=True))
     classes = sorted(set(labels), key=natural)
-    for part in PARTS:
-        if part not in parts:
-            raise WeftError(f"{where} has no {part} images; give it some, or more images (or groups of them) to cut")
-    learned = {label: counts["train", label] for label in classes if counts["train", label]}
+    for split in SPLITS:
+        if split not in splits:
+            raise WeftError(f"{where} has no {split} images; add some, or more images or groups to split")
+    train = {label: counts["train", label] for label in classes if counts["train", label]}
     for label in classes:
-        if label not in learned:
-            part = next(part for part in PARTS if counts[part, label])
-            raise WeftError(f"{where}: the class {label!r} is in {part} and not in train, so nobody can learn it")
-    if len(learned) < 2 and not one_will_do:
-        raise WeftError(
-            f"{where} has one class only, {classes[0]!r}; there is nothing to tell apart with fewer than two"
-        )
+        if label not in train:
+            split = next(split for split in SPLITS if counts[split, label])
+            raise WeftError(f"{where}: the class {label!r} is in {split} and not in train; add train images of it")
+    if len(train) < 2 and needs_classes:
+        raise WeftError(f"{where} has only one class, {classes[0]!r}; a task needs at least two")
     lines = [
-        f"{where}: the class {label!r} has no test images, so nobody knows how well it is told apart"
+        f"{where}: the class {label!r} has no test images, so its accuracy is not measured"
         for label in classes
         if not counts["test", label]
     ]
-    rarest, commonest = (choose(learned, key=lambda label: learned[label]) for choose in (min, max))
-    if learned[commonest] >= IMBALANCE * learned[rarest]:
+    rarest, commonest = (choose(train, key=lambda label: train[label]) for choose in (min, max))
+    if train[commonest] >= IMBALANCE * train[rarest]:
         lines.append(
-            f"{where}: {learned[commonest]} training images of {commonest!r} and {learned[rarest]} of {rarest!r}; "
-            "accuracy hides how the rare ones fare, metrics=balanced,recall shows it"
+            f"{where}: {train[commonest]} train images of {commonest!r} and {train[rarest]} of {rarest!r}; "
+            "accuracy hides rare classes, metrics=balanced,recall shows them"
         )
     return tuple(lines)
 
 
-def in_parts(parts: NDArray[np.str_], part: Part, purpose: str) -> NDArray[np.int64]:
-    """Where the images of one part are, in an order of the fixed seed: a plan may ask not to shuffle later."""
-    return generator(SEED, "order", purpose, part).permutation(np.flatnonzero(parts == part))
+def indices_of(splits: NDArray[np.str_], split: SplitName, purpose: str) -> Indices:
+    """Indices of the images of a split in a fixed random order, since a plan may disable shuffling."""
+    return generator(SEED, "order", purpose, split).permutation(np.flatnonzero(splits == split))
 
 
-def normalisation(
-    sums: NDArray[np.int64], squares: NDArray[np.int64], pixels: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation by channel, out of each image's sums; `pixels` are those of one image."""
-    return mean_and_deviation(sums.sum(0), squares.sum(0), pixels * len(sums))
+# ---- public datasets -------------------------------------------------------------------------------------------------
+
+
+def split_class(dataset: Dataset, label: int) -> dict[SplitName, Indices]:
+    """Indices of the images of one class for each split, in a fixed random order."""
+    mine = np.flatnonzero(dataset.y == label)
+    where = f"class {label} of {dataset.name}"
+    if len(mine) < len(SPLITS):
+        raise WeftError(f"{where} has {len(mine)} images, fewer than one for each of its three splits")
+    rng = generator(SEED, "parts", dataset.name, label)
+    if "track" in dataset.extra:
+        kind, groups = "tracks", [f"track {track}" if track >= 0 else "" for track in dataset.extra["track"][mine]]
+        found = _split_tracks(groups, where)
+    elif dataset.name in HAS_COPIES:
+        kind, groups = "different images", [hashlib.sha256(image.tobytes()).hexdigest() for image in dataset.x[mine]]
+        found = np.array(split_groups(["class"] * len(mine), groups, SHARES, f"{dataset.name} {label}"))
+    else:
+        mine = rng.permutation(mine)
+        test, valid = (max(1, round(SHARES[split] * len(mine))) for split in SPLITS[1:])
+        return dict(zip(SPLITS, np.split(mine, np.cumsum([len(mine) - test - valid, test])), strict=True))
+    if absent := [split for split in SPLITS if split not in found]:
+        raise WeftError(f"{where} has {len(set(groups) - {''})} {kind}, too few to have {absent[0]} images")
+    return {split: rng.permutation(mine[found == split]) for split in SPLITS}
+
+
+def _split_tracks(tracks: list[str], purpose: str) -> NDArray[np.str_]:
+    """A split for each image of a class. GTSRB's test images have no track, so their near copies are unknown: all of
+    them are test images, and whole tracks are assigned to the other splits."""
+    known = np.array([track != "" for track in tracks])
+    wanted = SPLITS if known.all() else ("train", "valid")
+    groups = [track for track in tracks if track]
+    found = np.full(len(tracks), "test", dtype="<U5")
+    found[known] = split_groups(["class"] * len(groups), groups, {split: SHARES[split] for split in wanted}, purpose)
+    return found
+
+
+def task_of(dataset: Dataset, name: str, classes: tuple[int, ...], indices: dict[SplitName, list[Indices]]) -> Task:
+    """A task of some classes of a dataset, given the indices of its images for each split and class."""
+    mean, deviation = dataset.normalization()
+    return Task(
+        name=name,
+        group=dataset.name,
+        classes=tuple(dataset.class_name(label) for label in classes),
+        sizes={split: sum(map(len, indices[split])) for split in SPLITS},
+        mean=mean,
+        deviation=deviation,
+        load=functools.partial(_load, dataset.name, name, indices),
+    )
+
+
+def _load(dataset: str, name: str, indices: dict[SplitName, list[Indices]], split: SplitName) -> Split:
+    chosen = np.concatenate(indices[split])
+    labels = np.repeat(np.arange(len(indices[split]), dtype=np.int64), [len(each) for each in indices[split]])
+    order = generator(SEED, "order", dataset, name, split).permutation(len(chosen))  # a plan may disable shuffling
+    return Split(cache.load(dataset).images(chosen[order]), labels[order])
+
+
+# ---- fingerprints ----------------------------------------------------------------------------------------------------
+
+
+def fingerprint_of(dataset: str) -> str:
+    """Fingerprint of a dataset's images and, after a dot, the version of its split unless that is 0."""
+    return cache.fingerprint(dataset) + _version_suffix(dataset)
+
+
+def has_changed(dataset: str, fingerprint: str) -> bool:
+    """Whether images or split differ from a recorded fingerprint. Images that are not in the cache are not compared."""
+    if dataset not in SOURCES:
+        return False
+    is_cached = dataset in cache.available()
+    return has_other_split(dataset, fingerprint) or (is_cached and images_in(fingerprint) != cache.fingerprint(dataset))
+
+
+def has_other_split(dataset: str, fingerprint: str) -> bool:
+    return fingerprint.removeprefix(images_in(fingerprint)) != _version_suffix(dataset)
+
+
+def images_in(fingerprint: str) -> str:
+    """The part of a fingerprint that identifies the images."""
+    return fingerprint.partition(".")[0]
+
+
+def _version_suffix(dataset: str) -> str:
+    return f".{SPLIT_VERSIONS[dataset]}" if dataset in SPLIT_VERSIONS else ""

@@ -87,15 +87,15 @@ class Site:
         executor.unlink(missing_ok=True)
         executor.symlink_to(program("flower-superexec"))
 
-    def add_task(self, name: str, images: Path, bits: int) -> sites.Found:
+    def add_task(self, name: str, images: Path, bits: int) -> sites.FolderReport:
         """Announce a folder of images as the next task; they are packed, so that it stays as it is now."""
         tasks, found = sites.listed(self.folder), sites.look(images, bits)
-        if found.faults:
-            raise WeftError(f"{found.faults[0]} (weft site check {images} says all)")
+        if found.errors:
+            raise WeftError(f"{found.errors[0]} (weft site check {images} says all)")
         if name in [task["name"] for task in tasks]:
             raise WeftError(f"{self.name} has a task {name} already; choose another name")
         pack = max(sites.packs(self.folder), default=-1) + 1
-        sites.keep(self.folder, pack, found)
+        sites.save(self.folder, pack, found)
         tasks.append({"name": name, "folder": str(images.resolve()), "bits": bits, "pack": pack})
         self._write_tasks(tasks)
         return found

@@ -88,7 +88,7 @@ def _check(family: str, class_index: int) -> None:
 
 Channels = tuple[float, float, float]
 # each family's own mean and deviation by channel, in 0..255, over 200 images of each of its first ten classes
-NORMALISATION: dict[str, tuple[Channels, Channels]] = {
+NORMALIZATION: dict[str, tuple[Channels, Channels]] = {
     "digits": ((31.1, 31.1, 31.1), (47.9, 47.9, 47.9)),
     "letters": ((124.1, 124.1, 124.1), (75.5, 75.5, 75.5)),
     "silhouettes": ((56.1, 56.1, 56.1), (66.4, 66.4, 66.4)),

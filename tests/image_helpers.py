@@ -1,4 +1,4 @@
-"""Folders and tables of small pictures, as a person would have them."""
+"""Folders and tables of small images, as a user would have them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ CLASSES = {"1-leaves": ("beech", "oak"), "2-shells": ("cone", "snail", "whelk"),
 IMAGES = 20  # of a class
 
 
-def values(kind: int, place: int, side: int = 40) -> np.ndarray:
-    """A bright bar on noise, where the kind says; (side, side, 3), different for each place."""
-    rng = np.random.default_rng(1000 * kind + place)
+def values(kind: int, seed: int, side: int = 40) -> np.ndarray:
+    """A bright bar on noise, at a position given by the kind; (side, side, 3), different for each seed."""
+    rng = np.random.default_rng(1000 * kind + seed)
     image = rng.integers(0, 80, size=(side, side, 3), dtype=np.uint8)
     image[:, kind * side // 4 : (kind + 1) * side // 4] += 120
     return image
@@ -27,24 +27,30 @@ def write_image(path: Path, array: np.ndarray) -> Path:
     return path
 
 
+def write_classes(folder: Path, *labels: str, images: int = IMAGES, side: int = 40, seed: int = 0) -> Path:
+    """A subfolder of images for each label."""
+    for kind, label in enumerate(labels):
+        for index in range(images):
+            write_image(folder / label / f"{index}.png", values(kind, seed + index, side))
+    return folder
+
+
 def write_folder(folder: Path, images: int = IMAGES, side: int = 40) -> Path:
     for client, tasks in CLIENTS.items():
         for task in tasks:
-            for kind, label in enumerate(CLASSES[task]):
-                for place in range(images):
-                    write_image(folder / client / task / label / f"{place}.png", values(kind, place, side))
+            write_classes(folder / client / task, *CLASSES[task], images=images, side=side)
     return folder
 
 
 def write_table(folder: Path, name: str = "photos.csv") -> Path:
-    """Pictures beside a table of them; those of one visitor are a group."""
+    """Images beside a table of them; those of one visitor are a group."""
     table = folder / name
     with table.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "client", "task", "label", "group"])
         for client in ("a", "b"):
             for kind, label in enumerate(("flat", "round")):
-                for place in range(IMAGES):
-                    path = write_image(folder / "scans" / f"{client}-{label}-{place}.png", values(kind, place))
-                    writer.writerow([path.relative_to(folder), client, "1", label, f"visitor {place % 10}"])
+                for index in range(IMAGES):
+                    path = write_image(folder / "scans" / f"{client}-{label}-{index}.png", values(kind, index))
+                    writer.writerow([path.relative_to(folder), client, "1", label, f"visitor {index % 10}"])
     return table

@@ -1,4 +1,4 @@
-"""The scenarios of public datasets, on a small cache of the same structure; and on the real one where it is there."""
+"""The scenarios of public datasets: on a small cache of the same structure, and on the real one if available."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from collections import Counter
 import numpy as np
 import pytest
 from cli_helpers import summary_of
-from data_helpers import PER_CLASS, number_of, small_dataset
+from data_helpers import PER_CLASS, index_of, small_dataset
 
 import weft
 from weft import Plan, scenarios
 from weft.data import cache
-from weft.data.sources import NORMALISATION
+from weft.data.sources import NORMALIZATION
 from weft.errors import WeftError
 from weft.plan import ready_plans
-from weft.scenarios import PARTS, Scenario
-from weft.scenarios.marks import CUTS
-from weft.scenarios.parts import parts_of
+from weft.scenarios import SPLITS, Scenario
+from weft.scenarios.splits import SPLIT_VERSIONS, split_class
 
 pytest_plugins = ["cli_helpers", "data_helpers"]
 
@@ -37,11 +36,11 @@ def names(scenario: Scenario) -> list[list[str]]:
     return [[task.name for task in sequence] for sequence in scenario.sequences]
 
 
-# ---- what holds for all of them --------------------------------------------------------------------------------------
+# ---- all scenarios ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_the_seed_decides_who_gets_what(small_data, name):
+def test_the_seed_assigns_tasks_to_clients(small_data, name):
     first, again, other = (build(name, seed=seed) for seed in (0, 0, 1))
     assert names(first) == names(again)
     assert names(first) != names(other)
@@ -51,26 +50,28 @@ def test_the_seed_decides_who_gets_what(small_data, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_sizes_and_images_are_as_they_say(small_data, name):
+def test_sizes_and_shapes(small_data, name):
     scenario = build(name)
-    assert (scenario.clients, scenario.steps) == SHAPES[name]
+    assert (scenario.clients, scenario.tasks) == SHAPES[name]
     for task in itertools.chain(*scenario.sequences):
-        for part in PARTS:
-            split = task.load(part)
+        for split_name in SPLITS:
+            split = task.load(split_name)
             assert split.images.dtype == np.uint8
-            assert split.images.shape == (task.sizes[part], 32, 32, 3)
-            assert split.labels.shape == (task.sizes[part],)
-            assert len(set(split.labels)) == min(len(task.classes), task.sizes[part])  # every class in every part
+            assert split.images.shape == (task.sizes[split_name], 32, 32, 3)
+            assert split.labels.shape == (task.sizes[split_name],)
+            assert len(set(split.labels)) == min(
+                len(task.classes), task.sizes[split_name]
+            )  # every class in every split
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_no_image_is_in_two_places(small_data, name):
-    """Not in two parts of a task, and not at two clients."""
+def test_no_image_is_used_twice(small_data, name):
+    """Not in two splits of a task, and not at two clients."""
     seen = Counter(
         (task.group, int(number))
         for task in itertools.chain(*build(name).sequences)
-        for part in PARTS
-        for number in number_of(task.load(part).images)
+        for split_name in SPLITS
+        for number in index_of(task.load(split_name).images)
     )
     assert max(seen.values()) == 1
 
@@ -80,25 +81,25 @@ def test_labels_are_those_of_the_dataset(small_data, name):
     for task in build(name).sequences[0]:
         dataset = cache.load(task.group)
         split = task.load("valid")
-        said = [dataset.class_name(index) for index in dataset.y[number_of(split.images)]]
-        assert said == [task.classes[label] for label in split.labels]
+        expected = [dataset.class_name(index) for index in dataset.y[index_of(split.images)]]
+        assert expected == [task.classes[label] for label in split.labels]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_set_has_its_own_mean_and_deviation(small_data, name):
+def test_normalization_is_that_of_the_dataset(small_data, name):
     for task in itertools.chain(*build(name).sequences):
-        expected = NORMALISATION.get(task.group, ((100, 90, 80), (50, 51, 52)))  # those that came with the faces
+        expected = NORMALIZATION.get(task.group, ((100, 90, 80), (50, 51, 52)))  # stored with the faces
         assert (task.mean, task.deviation) == expected
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_fewer_clients_and_tasks_are_the_first_of_the_deal(small_data, name):
+def test_fewer_clients_and_tasks_are_the_first_of_all(small_data, name):
     whole, some = names(build(name, seed=3)), names(build(name, 2, 3, seed=3))
     assert some == [sequence[:3] for sequence in whole[:2]]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_more_than_there_is_names_the_limits(small_data, name):
+def test_too_many_clients_or_tasks_name_the_limits(small_data, name):
     clients, tasks = {"overlapped-cifar100": (100, 20)}.get(name, SHAPES[name])
     for wanted in ((clients + 1, 1), (1, tasks + 1)):
         with pytest.raises(WeftError, match=rf"{name} has 1 to {clients} clients and 1 to {tasks} tasks"):
@@ -106,7 +107,7 @@ def test_more_than_there_is_names_the_limits(small_data, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_missing_dataset_is_named(tmp_path, monkeypatch, name):
+def test_a_missing_dataset_names_the_command(tmp_path, monkeypatch, name):
     monkeypatch.setenv("WEFT_DATA", str(tmp_path))
     with pytest.raises(WeftError, match="weft data get cifar100"):
         build(name)
@@ -133,16 +134,16 @@ def test_clients_overlap_in_tasks(small_data):
 
 
 @pytest.mark.parametrize(("clients", "sizes"), [(1, (105, 30, 15)), (3, (35, 10, 5)), (4, (26, 7, 3)), (5, (21, 6, 3))])
-def test_images_are_shared_out_equally(small_data, clients, sizes):
-    """Of 5 classes of 30 images; what is left after equal pieces is nobody's."""
+def test_images_are_divided_equally(small_data, clients, sizes):
+    """5 classes of 30 images each; images that remain after equal shares are not used."""
     for task in itertools.chain(*build("overlapped-cifar100", clients, 10).sequences):
-        assert tuple(task.sizes[part] for part in PARTS) == sizes
+        assert tuple(task.sizes[split_name] for split_name in SPLITS) == sizes
         counts = Counter(task.load("train").labels.tolist()).values()
         assert max(counts) - min(counts) <= 1
 
 
 def test_too_many_clients_for_too_few_images(small_data):
-    with pytest.raises(WeftError, match="too few images for 31 clients"):
+    with pytest.raises(WeftError, match="too few images for 31 clients; choose fewer"):
         build("overlapped-cifar100", 31, 1)
 
 
@@ -167,8 +168,7 @@ def test_the_lists_of_tasks(small_data, name, lists):
     assert small == ([3] if lists == "paper" else [])
 
 
-def test_the_same_tasks_for_every_seed(small_data):
-    """Only who gets them differs."""
+def test_every_seed_has_the_same_tasks(small_data):
     known = [
         {
             task.name: (task.classes, task.sizes)
@@ -180,13 +180,13 @@ def test_the_same_tasks_for_every_seed(small_data):
     assert known[0] == known[1]
 
 
-def sides(dataset, index):
-    """For each image of a class the part that it is in."""
-    return {int(place): part for part, places in parts_of(dataset, index).items() for place in places}
+def splits_of(dataset, index):
+    """The split of each image of a class."""
+    return {int(place): split_name for split_name, places in split_class(dataset, index).items() for place in places}
 
 
 def tracked(folder, frames):
-    """Traffic signs that all have a track, of so many frames."""
+    """Traffic signs that all have a track, with `frames` images each."""
     arrays = small_dataset("traffic_signs")
     for index in range(43):
         mine = np.flatnonzero(arrays["y"] == index)
@@ -195,26 +195,26 @@ def tracked(folder, frames):
     return cache.load("traffic_signs", folder)
 
 
-def test_a_track_is_never_cut(tmp_path):
+def test_a_track_is_never_divided(tmp_path):
     dataset = tracked(tmp_path, frames=5)
     for index in range(43):
-        found = sides(dataset, index)
-        of_track = {int(dataset.extra["track"][place]): part for place, part in found.items()}
-        assert all(of_track[int(dataset.extra["track"][place])] == part for place, part in found.items())
-        assert set(of_track.values()) == set(PARTS)
+        found = splits_of(dataset, index)
+        of_track = {int(dataset.extra["track"][place]): split_name for place, split_name in found.items()}
+        assert all(of_track[int(dataset.extra["track"][place])] == split_name for place, split_name in found.items())
+        assert set(of_track.values()) == set(SPLITS)
 
 
-def test_images_without_a_track_are_for_testing_alone_and_no_others_are(small_data):
-    """Nobody knows which of them are near copies of each other."""
+def test_images_without_a_track_are_the_test_images(small_data):
+    """Their near copies are unknown."""
     dataset = cache.load("traffic_signs")
     assert (dataset.extra["track"] < 0).any()
     for index in range(43):
-        found = sides(dataset, index)
-        assert all((dataset.extra["track"][place] < 0) == (part == "test") for place, part in found.items())
-        assert set(found.values()) == set(PARTS)
+        found = splits_of(dataset, index)
+        assert all((dataset.extra["track"][place] < 0) == (split_name == "test") for place, split_name in found.items())
+        assert set(found.values()) == set(SPLITS)
 
 
-def test_copies_of_an_image_are_on_one_side(tmp_path):
+def test_copies_of_an_image_are_in_one_split(tmp_path):
     arrays = small_dataset("notmnist")
     for index in range(10):
         mine = np.flatnonzero(arrays["y"] == index)
@@ -222,20 +222,18 @@ def test_copies_of_an_image_are_on_one_side(tmp_path):
     cache.write(tmp_path, "notmnist", arrays)
     dataset = cache.load("notmnist", tmp_path)
     for index in range(10):
-        found = sides(dataset, index)
-        of_image = {dataset.x[place].tobytes(): part for place, part in found.items()}
+        found = splits_of(dataset, index)
+        of_image = {dataset.x[place].tobytes(): split_name for place, split_name in found.items()}
         assert len(of_image) == PER_CLASS * 2 // 3
-        assert all(of_image[dataset.x[place].tobytes()] == part for place, part in found.items())
-        assert [list(found.values()).count(part) for part in PARTS] == [21, 6, 3]
+        assert all(of_image[dataset.x[place].tobytes()] == split_name for place, split_name in found.items())
+        assert [list(found.values()).count(split_name) for split_name in SPLITS] == [21, 6, 3]
     arrays["x"][:] = 0
     cache.write(tmp_path / "blank", "notmnist", arrays)
-    with pytest.raises(
-        WeftError, match="class 3 of notmnist has 1 images that differ: too few, there are no test images"
-    ):
-        parts_of(cache.load("notmnist", tmp_path / "blank"), 3)
+    with pytest.raises(WeftError, match=r"class 3 of notmnist has 1 different images, too few .* test images"):
+        split_class(cache.load("notmnist", tmp_path / "blank"), 3)
 
 
-KNOWN_CUTS = {  # how often it was changed, and what it is
+KNOWN_SPLITS = {  # version and digest
     "cifar10": (0, "90af0bd01141ed66"),
     "cifar100": (0, "0f9d72230e526a3d"),
     "facescrub": (0, "b965cedc273674f9"),
@@ -247,40 +245,84 @@ KNOWN_CUTS = {  # how often it was changed, and what it is
 }
 
 
-def test_a_cut_that_changes_is_counted(small_data):
-    """If this fails, results of before and after do not compare: count the change in scenarios/marks.py."""
+def test_a_changed_split_is_counted(small_data):
+    """If this fails, results of before and after do not compare: count the change in SPLIT_VERSIONS."""
     found = {}
-    for name in KNOWN_CUTS:
-        parts = [parts_of(cache.load(name), index) for index in range(10)]
-        text = json.dumps([{part: places.tolist() for part, places in each.items()} for each in parts])
-        found[name] = (CUTS.get(name, 0), hashlib.sha256(text.encode()).hexdigest()[:16])
-    assert found == KNOWN_CUTS
+    for name in KNOWN_SPLITS:
+        splits = [split_class(cache.load(name), index) for index in range(10)]
+        text = json.dumps([{split_name: places.tolist() for split_name, places in each.items()} for each in splits])
+        found[name] = (SPLIT_VERSIONS.get(name, 0), hashlib.sha256(text.encode()).hexdigest()[:16])
+    assert found == KNOWN_SPLITS
 
 
-def test_parts_are_near_their_shares(small_data, tmp_path):
-    # a track of 5 goes here or there as a whole
+def test_splits_are_near_their_shares(small_data, tmp_path):
+    # a track of 5 is in one split as a whole
     for dataset, near in ((cache.load("cifar10"), 0), (cache.load("notmnist"), 0), (tracked(tmp_path, frames=5), 4)):
-        for chosen in (parts_of(dataset, index) for index in range(10)):
-            counts = {part: len(places) for part, places in chosen.items()}
+        for chosen in (split_class(dataset, index) for index in range(10)):
+            counts = {split_name: len(places) for split_name, places in chosen.items()}
             assert sum(counts.values()) == PER_CLASS
             assert counts["test"] == pytest.approx(6, abs=near)
             assert counts["valid"] == pytest.approx(3, abs=near)
 
 
-def test_few_large_tracks_leave_no_part_empty(tmp_path):
+def test_few_large_tracks_leave_no_split_empty(tmp_path):
     dataset = tracked(tmp_path, frames=10)
     for index in range(43):
-        found = parts_of(dataset, index)
-        assert [len(found[part]) for part in PARTS] == [10, 10, 10]
+        found = split_class(dataset, index)
+        assert [len(found[split_name]) for split_name in SPLITS] == [10, 10, 10]
     dataset.extra["track"][:] = 0
-    with pytest.raises(WeftError, match="class 3 of traffic_signs has 1 tracks: too few, there are no test images"):
-        parts_of(dataset, 3)
+    with pytest.raises(WeftError, match=r"class 3 of traffic_signs has 1 tracks, too few .* test images"):
+        split_class(dataset, 3)
     dataset.extra["track"][::2] = -1
-    with pytest.raises(WeftError, match="class 3 of traffic_signs has 1 tracks: too few, there are no valid images"):
-        parts_of(dataset, 3)
+    with pytest.raises(WeftError, match=r"class 3 of traffic_signs has 1 tracks, too few .* valid images"):
+        split_class(dataset, 3)
     dataset.extra["track"][:] = -1
-    with pytest.raises(WeftError, match="class 3 of traffic_signs has 0 tracks: too few, there are no train images"):
-        parts_of(dataset, 3)
+    with pytest.raises(WeftError, match=r"class 3 of traffic_signs has 0 tracks, too few .* train images"):
+        split_class(dataset, 3)
+
+
+# ---- interference ----------------------------------------------------------------------------------------------------
+
+
+def interference(sender: str, clients: int = 2, seed: int = 0, **options: int) -> Scenario:
+    return scenarios.build("interference", {"sender": sender, **options}, clients, 2, seed)
+
+
+def test_tasks_of_interference(small_data):
+    scenario = interference("svhn", images=50, sender_images=100)
+    assert [[task.name for task in tasks] for tasks in scenario.sequences] == [
+        ["waiting", "mnist-0"],
+        ["svhn-0", "svhn-1"],
+    ]
+    assert [task.sizes["train"] for tasks in scenario.sequences for task in tasks] == [2, 50, 100, 100]
+    assert scenario.datasets == ("mnist", "svhn")
+    first, second = (task.load("train").images.reshape(100, -1) for task in scenario.sequences[1])
+    assert not set(map(bytes, first)) & set(map(bytes, second)), "an image is in both tasks of the sender"
+    assert not scenario.sequences[0][0].load("train").images.any()
+    other = interference("svhn", seed=1, images=50, sender_images=100)
+    assert (scenario.sequences[0][1].load("train").images != other.sequences[0][1].load("train").images).any()
+
+
+def test_interference_without_a_sender(small_data):
+    assert [len(tasks) for tasks in interference("nobody", clients=1, images=50).sequences] == [2]
+    for sender, clients in (("nobody", 2), ("svhn", 1)):
+        with pytest.raises(WeftError, match=f"scenario.sender={sender} has "):
+            interference(sender, clients=clients, images=50, sender_images=100)
+    all_images = interference("svhn", images=50, sender_images=5000)  # 21 train images per class, for two tasks
+    assert [task.sizes["train"] for task in all_images.sequences[1]] == [100, 100]
+
+
+@pytest.mark.slow
+def test_a_waiting_receiver_returns_the_weights_it_received(small_data):
+    """With a single class there is nothing to learn."""
+    from helpers import Run
+
+    keys = {"scenario.images": 50, "scenario.sender_images": 100, "rounds_per_task": 2, "batch_size": 10}
+    run = Run(Plan.load("interference", network="lenet", device="cpu", **keys)).go_to(1)
+    up, down = run.parts("c2s"), run.parts("s2c")
+    for round_index in (0, 1):
+        assert (up[0, 0, round_index, "base"] == down[0, 0, round_index, "global"]).all()
+    assert (up[1, 0, 0, "base"] != down[1, 0, 0, "global"]).any()
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
@@ -309,23 +351,10 @@ def test_the_plans_have_the_settings_of_the_paper(name, expected):
     assert (small.clients, small.tasks, small.rounds_per_task) == (5, 5, 8)
 
 
-def run_words(folder: str) -> list[str]:
-    return [
-        "scale=small",
-        "network=mlp",
-        "rounds_per_task=1",
-        "clients=2",
-        "tasks=2",
-        "--workers",
-        "1",
-        "--out",
-        folder,
-    ]
-
-
 @pytest.mark.slow
 def test_overlapped_cifar100_from_end_to_end(tmp_path, command, small_cache):
-    outcome = command("run", "overlapped-cifar100", *run_words("run"), "--data-dir", small_cache, cwd=tmp_path)
+    keys = ("scale=small", "network=mlp", "rounds_per_task=1", "clients=2", "tasks=2", "--workers", "1")
+    outcome = command("run", "overlapped-cifar100", *keys, "--out", "run", "--data-dir", small_cache, cwd=tmp_path)
     assert outcome.code == 0, outcome
     summary = summary_of(tmp_path / "run")
     assert (summary["scenario"], summary["clients"], summary["tasks"]) == ("overlapped-cifar100", 2, 2)
@@ -349,10 +378,10 @@ def test_a_small_run_with_two_workers(small_data, tmp_path, name):
 @pytest.mark.parametrize(("clients", "sizes"), [(5, (420, 120, 60)), (20, (105, 30, 15)), (100, (21, 6, 3))])
 def test_the_sizes_of_the_paper(clients, sizes):
     for task in itertools.chain(*build("overlapped-cifar100", clients, 20).sequences):
-        assert tuple(task.sizes[part] for part in PARTS) == sizes
+        assert tuple(task.sizes[split_name] for split_name in SPLITS) == sizes
     task = build("overlapped-cifar100", clients, 1).sequences[-1][0]
-    for part in PARTS:
-        assert len(set(task.load(part).labels)) == min(5, task.sizes[part])
+    for split_name in SPLITS:
+        assert len(set(task.load(split_name).labels)) == min(5, task.sizes[split_name])
 
 
 @pytest.mark.data
@@ -361,19 +390,20 @@ def test_no_image_of_cifar100_is_at_two_clients():
     seen: Counter[bytes] = Counter()
     for sequence in build("overlapped-cifar100", 5, 20).sequences:
         for task in sequence:
-            for part in PARTS:
-                seen.update(image.tobytes() for image in task.load(part).images)
+            for split_name in SPLITS:
+                seen.update(image.tobytes() for image in task.load(split_name).images)
     assert seen.total() == 60_000
-    assert seen.total() - len(seen) < 50  # the set itself holds a few images twice
+    assert seen.total() - len(seen) < 50  # the dataset has a few images twice
 
 
 @pytest.mark.data
 @real
-def test_no_letter_of_the_real_notmnist_is_on_two_sides():
+def test_no_letter_of_the_real_notmnist_is_in_two_splits():
     dataset = cache.load("notmnist")
     for index in range(10):
         images = {
-            part: {dataset.x[place].tobytes() for place in mine} for part, mine in parts_of(dataset, index).items()
+            split_name: {dataset.x[place].tobytes() for place in mine}
+            for split_name, mine in split_class(dataset, index).items()
         }
         assert len(set.union(*images.values())) == sum(map(len, images.values()))
 
@@ -385,7 +415,7 @@ def test_the_real_noniid_35():
     assert len(tasks) == 35
     for task in tasks:
         total = sum(task.sizes.values())
-        if task.group == "traffic_signs":  # whole tracks, and GTSRB's own test set to test with
+        if task.group == "traffic_signs":  # whole tracks, and GTSRB's test images as the test split
             assert task.sizes["train"] / (total - task.sizes["test"]) == pytest.approx(0.7 / 0.8, abs=0.03)
         else:
             assert task.sizes["train"] / total == pytest.approx(0.7, abs=0.01)

@@ -1,4 +1,4 @@
-"""The drawn families keep their contract: shapes, bits, classes without end, and classes that can be told apart."""
+"""The drawn families: shapes, reproducible bits, any number of classes, classes that differ."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from weft.scenarios.drawn import CHUNK, FAMILIES, NORMALISATION, class_name, draw
-from weft.scenarios.drawn import canvas as drawing
+from weft.scenarios.drawn import CHUNK, FAMILIES, NORMALIZATION, canvas, class_name, draw
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
 def small(images: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Images as 8x8 greys of zero mean and unit length, so that neither light nor colour decides: (count, 64)."""
+    """Images as 8x8 greys of zero mean and unit length, so that neither brightness nor color matters: (count, 64)."""
     grey = images.astype(np.float64).mean(axis=-1).reshape(-1, 8, 4, 8, 4).mean(axis=(2, 4)).reshape(-1, 64)
     grey -= grey.mean(axis=1, keepdims=True)
     return unit(grey)
 
 
 def unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Every row at length 1."""
+    """Scale every row to length 1."""
     scaled: NDArray[np.float64] = vectors / np.sqrt((vectors * vectors).sum(axis=1, keepdims=True) + 1e-9)
     return scaled
 
@@ -29,9 +28,9 @@ def sample(family: str, count: int, seed: int, classes: range = range(10)) -> li
     return [draw(family, c, count, np.random.default_rng([seed, c])) for c in classes]
 
 
-def test_the_families_are_the_eight_of_the_contract() -> None:
+def test_the_eight_families() -> None:
     assert FAMILIES == ("digits", "letters", "silhouettes", "signs", "numbers", "objects", "textures", "faces")
-    assert tuple(NORMALISATION) == FAMILIES
+    assert tuple(NORMALIZATION) == FAMILIES
 
 
 @every_family
@@ -47,11 +46,11 @@ def test_the_seed_alone_decides_the_bits(family: str) -> None:
     one, same, other = (draw(family, 3, 5, np.random.default_rng(seed)) for seed in (1, 1, 2))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
-    assert len(np.unique(one.reshape(5, -1), axis=0)) == 5  # no image twice
+    assert len(np.unique(one.reshape(5, -1), axis=0)) == 5  # all images differ
 
 
 @every_family
-def test_classes_go_on_without_end(family: str) -> None:
+def test_any_number_of_classes(family: str) -> None:
     names = {class_name(family, c) for c in range(140)}
     assert len(names) == 140
     assert all(name.startswith(f"{family} ") for name in names)
@@ -64,19 +63,19 @@ def test_classes_go_on_without_end(family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "group"), [(f, g) for f in FAMILIES for g in (0, 20)])
 def test_classes_differ_more_than_their_images_do(family: str, group: int) -> None:
-    """1-NN on what tells this family's classes apart beats chance by far, by hand-drawn and by invented classes."""
+    """1-NN beats chance by far, for hand-drawn and for generated classes."""
     classes = range(group, group + 5)
     features = spectrum if family == "textures" else small
     known = np.concatenate([features(images) for images in sample(family, 60, 1, classes)])
-    asked = np.concatenate([features(images) for images in sample(family, 30, 2, classes)])
-    distances = ((asked[:, None] - known[None]) ** 2).sum(axis=-1)  # (150, 300)
+    queries = np.concatenate([features(images) for images in sample(family, 30, 2, classes)])
+    distances = ((queries[:, None] - known[None]) ** 2).sum(axis=-1)  # (150, 300)
     guesses = distances.argmin(axis=1) // 60
     accuracy = (guesses == np.repeat(np.arange(5), 30)).mean()
-    assert accuracy > 0.35, f"{family} {classes}: 1-NN is right in {accuracy:.2f} of cases, by chance in 0.20"
+    assert accuracy > 0.35, f"{family} {classes}: 1-NN accuracy {accuracy:.2f}, chance 0.20"
 
 
 def spectrum(images: NDArray[np.uint8]) -> NDArray[np.float64]:
-    """Strength by frequency: a texture may start anywhere, which pixels do not forgive: (count, 16 * 9)."""
+    """Strength by frequency, since textures are shifted at random: (count, 16 * 9)."""
     grey = images.astype(np.float64).mean(axis=-1)
     strength = np.abs(np.fft.rfft2(grey - grey.mean(axis=(1, 2), keepdims=True)))
     low = np.concatenate([strength[:, :8, :9], strength[:, -8:, :9]], axis=1).reshape(len(images), -1)
@@ -85,35 +84,35 @@ def spectrum(images: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 @pytest.mark.slow
 @every_family
-def test_normalisation_is_what_is_measured(family: str) -> None:
+def test_normalization_matches_the_images(family: str) -> None:
     pixels = np.concatenate(sample(family, 60, 5)).reshape(-1, 3).astype(np.float64)
-    mean, deviation = NORMALISATION[family]
+    mean, deviation = NORMALIZATION[family]
     np.testing.assert_allclose(pixels.mean(axis=0), mean, atol=8)
     np.testing.assert_allclose(pixels.std(axis=0), deviation, atol=6)
 
 
-def test_what_does_not_exist_is_named() -> None:
+def test_unknown_families_and_classes() -> None:
     with pytest.raises(ValueError, match="no family 'cats'; choose one of digits"):
         draw("cats", 0, 1, np.random.default_rng(0))
     with pytest.raises(ValueError, match="class_index is -1"):
         draw("digits", -1, 1, np.random.default_rng(0))
 
 
-def test_a_filled_square_covers_its_area_and_a_hole_takes_it_away() -> None:
-    square = drawing.ring([(4.25, 8.0), (12.25, 8.0), (12.25, 20.5), (4.25, 20.5)])
-    inner = drawing.hole(drawing.ring(drawing.box(6.0, 10.0, 8.0, 14.0)))
-    coverage = drawing.fill(np.stack([square, square]))
+def test_a_filled_square_covers_its_area_and_a_hole_is_subtracted() -> None:
+    square = canvas.ring([(4.25, 8.0), (12.25, 8.0), (12.25, 20.5), (4.25, 20.5)])
+    inner = canvas.hole(canvas.ring(canvas.box(6.0, 10.0, 8.0, 14.0)))
+    coverage = canvas.fill(np.stack([square, square]))
     np.testing.assert_allclose(coverage.sum(axis=(1, 2)), 8 * 12.5, rtol=1e-5)
     assert coverage[0, 10, 4] == pytest.approx(0.75)
     assert coverage[0, 20, 6] == pytest.approx(0.5)
-    cut = drawing.fill(np.concatenate([square, inner])[None])
+    cut = canvas.fill(np.concatenate([square, inner])[None])
     assert cut.sum() == pytest.approx(8 * 12.5 - 2 * 4, rel=1e-5)
 
 
 def test_a_stroke_is_as_wide_as_its_pen() -> None:
-    line = drawing.pen([(-10.0, 16.0), (42.0, 16.0)])[None]
-    coverage = drawing.stroke(line, np.array([4.0], dtype=np.float32))
+    line = canvas.pen([(-10.0, 16.0), (42.0, 16.0)])[None]
+    coverage = canvas.stroke(line, np.array([4.0], dtype=np.float32))
     np.testing.assert_allclose(coverage[0].sum(axis=0), 4.0, atol=1e-4)
-    dot = drawing.pen([(16.0, 16.0)] * 2)[None]
-    area = drawing.stroke(dot, np.array([10.0], dtype=np.float32)).sum()
+    dot = canvas.pen([(16.0, 16.0)] * 2)[None]
+    area = canvas.stroke(dot, np.array([10.0], dtype=np.float32)).sum()
     assert area == pytest.approx(np.pi * 25, rel=0.02)
