@@ -91,10 +91,10 @@ def test_faces_of_ones_own(command, tmp_path):
 MISTAKES = {
     "no such dataset": (["data", "get", "cifar-100"], ["did you mean cifar100?"]),
     "nothing to get": (["data", "get"], ["NAME"]),
-    "faces from nowhere": (["data", "get", "facescrub"], ["no public home", "--from FOLDER"]),
-    "faces from no folder": (["data", "get", "facescrub", "--from", "nothing"], ["nothing is no folder"]),
+    "faces from nowhere": (["data", "get", "facescrub"], ["facescrub", "--from FOLDER"]),
+    "faces from no folder": (["data", "get", "facescrub", "--from", "nothing"], ["nothing", "--from"]),
     "two from one folder": (["data", "get", "mnist", "svhn", "--from", "."], ["one dataset"]),
-    "a file that is not there": (["data", "get", "svhn", "--from", "."], ["train_32x32.mat", "is not there"]),
+    "a file that is not there": (["data", "get", "svhn", "--from", "."], ["train_32x32.mat", "--from"]),
     "no data for a run": (["run", "overlapped-cifar100"], ["cifar100.npz", "weft data get cifar100"]),
     "no data to show": (["show", "noniid-35"], ["weft data get"]),
     "too many tasks": (["run", "noniid-35", "tasks=8"], ["1 to 5 clients and 1 to 7 tasks"]),
@@ -156,13 +156,13 @@ def test_a_folder_comes_before_a_scenario_of_its_name(command, tmp_path, finishe
 
 
 def test_all_that_is_named_is_tried_and_each_failure_is_a_line(command, tmp_path, small_cache):
-    """FaceScrub has no home, whether there is a network or not."""
+    """FaceScrub has no public source, with or without a network."""
     folder = copy(small_cache, tmp_path / "cache")
     (folder / "facescrub.npz").unlink()
     outcome = command("data", "get", "facescrub", "mnist", "--data-dir", folder)
     assert outcome.code == 2
     assert "mnist" in outcome.out
-    assert outcome.err.startswith("weft: facescrub has no public home")
+    assert outcome.err.startswith("weft: facescrub has no public source")
     assert outcome.err.count("\n") == 1
     shown = command("show", "noniid-50", "--data-dir", folder)
-    assert_one_line(shown, "facescrub is not there", "no public home: scenario=noniid-35 tasks=7 does without it")
+    assert_one_line(shown, "facescrub.npz", "scenario=noniid-35 tasks=7", "weft data get facescrub --from")

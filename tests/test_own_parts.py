@@ -79,16 +79,16 @@ def test_images_of_all_kinds_are_the_same_image():
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"images": np.full((10, 8, 8), 7.0)}, "image 0 cannot be used: its values go from 7 to 7"),
-        ({"images": np.full((10, 8, 8), np.nan)}, "its values go from nan"),
-        ({"images": np.zeros((10, 8, 8), dtype=np.int64)}, "give uint8, uint16, or floats"),
+        ({"images": np.full((10, 8, 8), 7.0)}, "image 0 .*from 7 to 7"),
+        ({"images": np.full((10, 8, 8), np.nan)}, "from nan"),
+        ({"images": np.zeros((10, 8, 8), dtype=np.int64)}, "use uint8, uint16, or floats"),
         ({"images": np.zeros((10, 8))}, "its shape is"),
         ({"labels": [0] * 9}, "10 images and 9 labels"),
-        ({"labels": [0] * 10}, "one class only"),
-        ({"labels": [0, 3] * 5, "classes": ["a", "b"]}, "labels go from 0 to 3, and there are 2 classes"),
-        ({"labels": ["x", "y"] * 5, "classes": ["x", "z"]}, "the label 'y' is none of the classes"),
-        ({"parts": ["train"] * 10}, "has no test images"),
-        ({"labels": np.zeros((10, 2)), "classes": ["a"]}, "1 classes name 2 outputs"),
+        ({"labels": [0] * 10}, "only one class"),
+        ({"labels": [0, 3] * 5, "classes": ["a", "b"]}, "from 0 to 3, for 2 classes"),
+        ({"labels": ["x", "y"] * 5, "classes": ["x", "z"]}, "the label 'y' is not in classes"),
+        ({"splits": ["train"] * 10}, "has no test images"),
+        ({"labels": np.zeros((10, 2)), "classes": ["a"]}, "1 classes for 2 outputs"),
     ],
 )
 def test_what_is_wrong_with_arrays(changed, said):
@@ -121,10 +121,10 @@ def test_a_function_will_do_in_python():
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
-        ("two", {"wrong": True}, "made 1 clients of up to 1 tasks; the plan has clients=2 and tasks=2"),
+        ("two", {"wrong": True}, "returned 1 clients with up to 1 tasks; the plan has clients=2 and tasks=2"),
         ("two", {"worng": True}, "did you mean scenario.wrong"),
         ("no_seed", {}, "it has no argument 'seed'"),
-        ("nothing", {}, "made a NoneType"),
+        ("nothing", {}, "returned NoneType"),
         ("fails", {}, "KeyError: 'my own slip'"),
         ("to", {}, "has no to; did you mean two"),
     ],
