@@ -89,6 +89,7 @@ wheel: $(VENV)/ready
 	build/wheel/bin/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt dist/weft-*.whl
 	mkdir -p build/empty
 	cd build/empty && ../wheel/bin/weft demo
+	cd build/empty && ../wheel/bin/python -c "import weft.benchmarks.suite"  # from the wheel, not from the source tree
 
 # what users would pick instead, in an environment of its own: for `weft bench --peers`
 peers: $(PEERS)/ready

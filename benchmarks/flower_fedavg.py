@@ -1,10 +1,10 @@
-"""FedAvg with the plain LeNet on Flower's own simulation: what `weft bench --peers` puts beside weft's FedAvg.
+"""FedAvg with the plain LeNet on Flower's simulation: `weft bench --peers` compares weft's FedAvg with it.
 
     python flower_fedavg.py DATA.npz ROUNDS BATCH RATE CORES
 
-It runs in an environment of its own (`make peers`), knows nothing of weft, and prints one line of JSON at the end. The
-data has for each client c the arrays train_images_c and test_images_c, uint8 (count, 3, 32, 32), their labels, and
-mean_c and deviation_c by channel. The whole network is averaged, the head included: all clients learn one task.
+It runs in a separate environment (`make peers`), without weft, and finally prints one line of JSON. The data has for
+each client c the arrays train_images_c and test_images_c, uint8 (count, 3, 32, 32), their labels, and mean_c and
+deviation_c by channel. The whole network is averaged, with its head: all clients have the same task.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
 os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent)  # of the processes that Flower starts
+os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent)  # for the processes that Flower starts
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from plain_lenet import PlainLeNet, PlainTrainer
 
-BEGAN = time.time()
+START = time.time()
 
 
 def trainer_of(data: Mapping[str, np.ndarray], client: int, net: PlainLeNet, rate: float) -> PlainTrainer:
@@ -46,9 +46,9 @@ def make_client(file: str, batch: int, rate: float) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        torch.set_num_threads(1)  # as many clients at a time as there are cores
+        torch.set_num_threads(1)  # Flower runs as many clients at a time as there are cores
         client = int(context.node_config["partition-id"])
-        data = np.load(file)  # what is asked for is read, so its own images alone
+        data = np.load(file)  # reads only the arrays that are used
         net = PlainLeNet()
         net.load_state_dict(message.content["arrays"].to_torch_state_dict())
         trainer = trainer_of(data, client, net, rate)
@@ -62,7 +62,7 @@ def make_client(file: str, batch: int, rate: float) -> ClientApp:
     return app
 
 
-def make_server(file: str, rounds: int, rate: float, found: dict[str, object]) -> ServerApp:
+def make_server(file: str, rounds: int, rate: float, result: dict[str, object]) -> ServerApp:
     app = ServerApp()
     data = dict(np.load(file))
     clients = sum(name.startswith("mean_") for name in data)
@@ -77,8 +77,8 @@ def make_server(file: str, rounds: int, rate: float, found: dict[str, object]) -
         accuracies = [
             trainer_of(data, client, net, rate).accuracy(*tensors_of(data, client, "test")) for client in range(clients)
         ]
-        found["accuracy"] = sum(accuracies) / clients
-        return MetricRecord({"accuracy": found["accuracy"]})
+        result["accuracy"] = sum(accuracies) / clients
+        return MetricRecord({"accuracy": result["accuracy"]})
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -87,7 +87,7 @@ def make_server(file: str, rounds: int, rate: float, found: dict[str, object]) -
         )
         initial = ArrayRecord(PlainLeNet().state_dict())
         strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=evaluate)
-        found["round_ends"] = ends
+        result["round_ends"] = ends
 
     return app
 
@@ -95,14 +95,14 @@ def make_server(file: str, rounds: int, rate: float, found: dict[str, object]) -
 def main() -> None:
     file, rounds, batch, rate, cores = sys.argv[1], *map(float, sys.argv[2:])
     clients = sum(name.startswith("mean_") for name in np.load(file).files)
-    found: dict[str, object] = {"began": BEGAN}
-    server = make_server(file, int(rounds), rate, found)
+    result: dict[str, object] = {"began": START}
+    server = make_server(file, int(rounds), rate, result)
     client = make_client(file, int(batch), rate)
     resources = {"init_args": {"num_cpus": int(cores)}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, client, num_supernodes=clients, backend_config=resources)
-    if "accuracy" not in found:
-        sys.exit("Flower's simulation ended without a result; what it said stands above")
-    print(json.dumps(found))
+    if "accuracy" not in result:
+        sys.exit("Flower's simulation ended without a result; see its output above")
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The paper's LeNet as anybody would write it, with torch's own modules and optimiser: what `weft bench` compares with.
+"""The paper's LeNet with standard torch modules and torch's Adam: the reference of `weft bench`.
 
-It stands alone, so that it can be read, timed and run (on Flower: flower_fedavg.py) without weft. A test checks that
-it computes the same function as weft's own.
+It needs no weft, so that it also runs on Flower (flower_fedavg.py). A test checks that it computes the same function
+as weft's LeNet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PlainLeNet(nn.Module):
 
 
 class PlainTrainer:
-    """A network, Adam and one batch after another: images are uint8 (batch, 3, 32, 32), normalised on the fly."""
+    """Train a network with Adam, one batch per step: images are uint8 (batch, 3, 32, 32), normalized per batch."""
 
     def __init__(self, net: nn.Module, mean: tuple[float, ...], deviation: tuple[float, ...], rate: float):
         self.net = net
@@ -41,16 +41,16 @@ class PlainTrainer:
         self.criterion = nn.CrossEntropyLoss()
         self.optimizer = torch.optim.Adam(net.parameters(), lr=rate)
 
-    def normalise(self, images: torch.Tensor) -> torch.Tensor:
+    def normalize(self, images: torch.Tensor) -> torch.Tensor:
         return (images.float() - self.mean) / self.deviation
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> float:
         self.optimizer.zero_grad()
-        loss = self.criterion(self.net(self.normalise(images)), labels)
+        loss = self.criterion(self.net(self.normalize(images)), labels)
         loss.backward()
         self.optimizer.step()
         return float(loss.item())
 
     @torch.no_grad()
     def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
-        return float((self.net(self.normalise(images)).argmax(dim=1) == labels).float().mean().item())
+        return float((self.net(self.normalize(images)).argmax(dim=1) == labels).float().mean().item())

@@ -27,19 +27,22 @@ def name_of(file: Path) -> str:
 MODULES = {name_of(file): file for file in FILES}
 
 
-def imports(text: str) -> Iterator[Import]:
-    """Every module that a text imports; `from weft import methods` names the module weft.methods."""
+def imports(text: str, package: str = "") -> Iterator[Import]:
+    """Every module that a text imports; `from weft import methods` names the module weft.methods.
+
+    Relative imports are allowed only within `package`.
+    """
 
     def walk(nodes: list[ast.stmt], when: str) -> Iterator[Import]:
         for node in nodes:
             if isinstance(node, ast.Import):
                 yield from (Import(alias.name, when) for alias in node.names)
             elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, "imports are absolute"
-                assert node.module is not None
+                assert node.level == 0 or package, "imports are absolute"
+                source = ".".join(filter(None, [package if node.level else "", node.module]))
                 for alias in node.names:
-                    whole = f"{node.module}.{alias.name}"
-                    yield Import(whole if whole in MODULES else node.module, when)
+                    whole = f"{source}.{alias.name}"
+                    yield Import(whole if whole in MODULES else source, when)
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield from walk(node.body, "use" if when == "load" else when)
             elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):

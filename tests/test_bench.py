@@ -1,30 +1,29 @@
-"""weft bench: what it compares with is the same function, its clients have a real past, and its clock is honest."""
+"""weft bench: its reference computes the same function, its clients have finished tasks, and its timers add up."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from weft import networks
-from weft import registry as named
-from weft.bench import bars, engine, paired, probe, server, steps, timing, wire
-from weft.bench.places import file_of
-from weft.core.client import World
-from weft.core.optimizers import make_optimizer
-from weft.core.training import train_step
+from weft.benchmarks import bars, engine, internals, processes, server, steps, timing, wire
+from weft.benchmarks.plain_lenet import PlainLeNet, PlainTrainer
 from weft.errors import WeftError
 from weft.plan import Plan
 from weft.wire.codec import arriving
@@ -32,6 +31,7 @@ from weft.wire.tensors import Sparse
 
 torch.set_num_threads(1)
 
+FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 TINY: dict[str, Any] = {
     "network": {"name": "mlp", "hidden": 64},
     "scenario": {"name": "glyphs", "train": 20, "valid": 10, "test": 10, "classes_per_task": 5},
@@ -48,22 +48,22 @@ def silent(done: int, total: int) -> None:
 
 @pytest.fixture(scope="module")
 def pair():
-    """Our LeNet and the plain one with the same weights: ours, theirs, and the plain trainer around it."""
+    """Our LeNet and the plain one with the same weights, and the order of its parameters in our vector."""
     ours = networks.build("lenet", {}, heads=(5,))
     rng = np.random.default_rng(3)
     body = ours.initial_body(rng)
     ours.vector.copy_(torch.cat([body, ours.initial_head(rng)]))
     ours.vector[ours.layout.weights : ours.layout.body] = torch.from_numpy(rng.normal(0, 0.1, 1370)).float()  # biases
-    plain = named.find(f"{file_of('plain_lenet.py')}:PlainLeNet")()
+    plain = PlainLeNet()
     names = [f"{layer}.{kind}" for kind in ("weight", "bias") for layer in ("conv1", "conv2", "fc1", "fc2")]
-    order = [*names, "head.weight", "head.bias"]  # as they lie in the vector
-    place = 0
+    order = [*names, "head.weight", "head.bias"]  # as in the vector
+    offset = 0
     with torch.no_grad():
         for name in order:
             parameter = plain.get_parameter(name)
-            parameter.copy_(ours.vector[place : place + parameter.numel()].view(parameter.shape))
-            place += parameter.numel()
-    assert place == ours.layout.size
+            parameter.copy_(ours.vector[offset : offset + parameter.numel()].view(parameter.shape))
+            offset += parameter.numel()
+    assert offset == ours.layout.size
     return ours, plain, order
 
 
@@ -74,8 +74,8 @@ def test_the_plain_lenet_computes_the_same_function(pair):
     mean, deviation = (120.0, 110.0, 100.0), (60.0, 61.0, 62.0)
     raw = torch.from_numpy(rng.integers(0, 256, (12, 3, 32, 32)).astype(np.uint8))
     labels = torch.from_numpy(rng.integers(0, 5, 12))
-    trainer = named.find(f"{file_of('plain_lenet.py')}:PlainTrainer")(plain, mean, deviation, 1e-3)
-    images = trainer.normalise(raw)
+    trainer = PlainTrainer(plain, mean, deviation, 1e-3)
+    images = trainer.normalize(raw)
     assert torch.allclose(images[:, 1], (raw[:, 1].float() - 110) / 61)
     torch.testing.assert_close(plain(images), ours.logits(images), rtol=1e-4, atol=1e-5)
     loss = ours.compute_gradient(images.contiguous(memory_format=torch.channels_last), labels)
@@ -89,7 +89,7 @@ def test_the_plain_lenet_computes_the_same_function(pair):
 @pytest.mark.slow
 def test_the_plain_accuracy_is_that_of_its_logits(pair):
     _, plain, _ = pair
-    trainer = named.find(f"{file_of('plain_lenet.py')}:PlainTrainer")(plain, (0.0,) * 3, (255.0,) * 3, 1e-3)
+    trainer = PlainTrainer(plain, (0.0,) * 3, (255.0,) * 3, 1e-3)
     raw = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     guessed = plain(raw.float() / 255).argmax(dim=1)
     assert trainer.accuracy(raw, guessed) == 1.0
@@ -98,54 +98,57 @@ def test_the_plain_accuracy_is_that_of_its_logits(pair):
 
 def test_operations_of_an_image_by_hand():
     forward = [2 * 32 * 32 * 20 * 75, 2 * 16 * 16 * 50 * 500, 2 * 3200 * 800, 2 * 800 * 500, 2 * 500 * 5]
-    assert steps.operations_per_image(steps.PlainTurn.network()) == 3 * sum(forward) - forward[0] == 62_319_000
+    assert steps.operations_per_image(PlainLeNet()) == 3 * sum(forward) - forward[0] == 62_319_000
     one = nn.Sequential(nn.Flatten(), nn.Linear(3072, 2, bias=False))
     assert steps.operations_per_image(one) == 2 * 2 * 3072 * 2  # forward, and by the weights: no gradient of images
 
 
-def test_a_missing_file_is_told():
-    with pytest.raises(WeftError, match=r"benchmarks/nobody\.py is missing.*install weft anew"):
-        file_of("nobody.py")
+# ---- clients and server ----------------------------------------------------------------------------------------------
 
 
-# ---- clients with a past ---------------------------------------------------------------------------------------------
-
-
-def test_a_client_at_its_fourth_task_has_three_tasks_behind_it_and_the_foreign_it_was_given():
-    world = World(Plan(**TINY, tasks=4, clients=2, device="cpu"))
-    weights = world.lesson(0, 0).layout.weights
-    gifts = steps.given_away(world, client=1, count=2)
-    assert all(isinstance(gift, Sparse) for gift in gifts)
-    assert [len(gift.values) for gift in gifts] == [int(0.1 * weights)] * 2  # adaptive_keep
-    assert not torch.equal(gifts[0].indices, gifts[1].indices)
-    past = steps.past_states(world, client=0, wanted={1, 4})
-    client = steps.Client(world, 3, lambda *_: steps.copy_of(past[4]))
-    client.meet(gifts)
+def test_a_client_at_its_fourth_task_has_three_finished_tasks_and_foreign_knowledge():
+    runtime = internals.Runtime(Plan(**TINY, tasks=4, clients=2, device="cpu"))
+    weights = internals.layout_of(runtime).weights
+    knowledge = internals.task_knowledge(runtime, 2)
+    assert all(isinstance(each, Sparse) for each in knowledge)
+    assert [len(each.values) for each in knowledge] == [int(0.1 * weights)] * 2  # adaptive_keep
+    assert not torch.equal(knowledge[0].indices, knowledge[1].indices)
+    before = internals.states_before(runtime, {0, 3})
+    client = internals.BenchClient(runtime, 3, before[3])
+    client.receive(knowledge)
     archive = client.state.archive
-    assert {key for key in archive if key.startswith("adaptive/")} == {f"adaptive/{step}" for step in range(3)}
-    assert {key for key in archive if key.startswith("mask/")} == {f"mask/{step}" for step in range(3)}
+    assert {key for key in archive if key.startswith("adaptive/")} == {f"adaptive/{task}" for task in range(3)}
     assert not torch.equal(archive["mask/0"], archive["mask/1"])
     assert client.state.numbers["learned"] == [0, 1, 2]
     assert client.state.numbers["foreign"] == ["1.0", "1.1"]
-    assert torch.equal(archive["foreign/1.1"].indices, gifts[1].indices)
-    torch.testing.assert_close(archive["foreign/1.1"].values, arriving(gifts[1].values, world.plan.wire))
-    assert "foreign/1.1" not in past[4].archive  # the next contender starts from it too
-    assert not past[1].archive
+    assert torch.equal(archive["foreign/1.1"].indices, knowledge[1].indices)
+    torch.testing.assert_close(archive["foreign/1.1"].values, arriving(knowledge[1].values, runtime.plan.wire))
+    assert "foreign/1.1" not in before[3].archive  # the next contender starts from this state too
+    assert not before[0].archive
 
-    work = world.method.open(client.state, client.lesson)
-    optimizer = make_optimizer(world.plan, work, client.state)
-    before = client.state.tensor("base").clone()
-    loss = train_step(world.method, work, optimizer, *world.batches(0, 0, "train").take(slice(0, 10)), 1e-3)
-    world.method.close(client.state, work)
-    assert np.isfinite(loss)
-    assert not torch.equal(client.state.tensor("base"), before)
+    base = client.state.tensor("base").clone()
+    with client.training_round() as train:
+        assert np.isfinite(train(*runtime.batches(0, 0, "train").take(slice(0, 10))))
+    assert not torch.equal(client.state.tensor("base"), base)
+
+
+def test_the_server_merges_replies_of_equal_rows():
+    runtime = internals.Runtime(Plan(**TINY))
+    merging, replies = internals.BenchServer(runtime), internals.make_replies(runtime, 4)
+    before = merging.state.tensors["global"].values.clone()
+    merging.aggregate(replies)
+    after = merging.state.tensors["global"].values
+    assert not torch.equal(after[: len(before)], before[: len(after)])
+    first, second, *_ = (reply.tensors["base"] for reply in replies)
+    assert torch.equal(first.kept, second.kept)
+    assert not torch.equal(first.values, second.values)
 
 
 @pytest.mark.slow
-def test_steps_gives_every_contender_and_ratio():
-    found = steps.measure(TINY, quick=True, passes=2, tell=silent)
+def test_steps_measures_every_contender_and_ratio():
+    found = steps.measure(TINY, quick=True, passes=2, progress=silent)
     json.dumps(found, allow_nan=False)
-    wanted = {place.name for place in steps.QUICK}
+    wanted = {case.name for case in steps.QUICK}
     assert set(found["contenders"]) == {"plain", "lenet", *wanted}
     assert set(found["ratios"]) == set(list(bars.BARS)[:3])
     for one in found["contenders"].values():
@@ -157,7 +160,7 @@ def test_steps_gives_every_contender_and_ratio():
 # ---- clocks ----------------------------------------------------------------------------------------------------------
 
 
-def test_contenders_take_turns_in_their_groups_in_ever_other_orders():
+def test_contenders_of_a_group_take_turns_in_changing_order():
     order: list[str] = []
 
     def contender(name):
@@ -168,78 +171,84 @@ def test_contenders_take_turns_in_their_groups_in_ever_other_orders():
         return turn
 
     found = timing.interleave([{name: contender(name) for name in group} for group in ("abc", "de")], 20, silent)
-    passes = ["".join(order[place : place + 5]) for place in range(0, 100, 5)]
+    passes = ["".join(order[start : start + 5]) for start in range(0, 100, 5)]
     assert all(sorted(one[:3]) == list("abc") and sorted(one[3:]) == list("de") for one in passes)
     assert {one[:3] for one in passes} == {"abc", "acb", "bac", "bca", "cab", "cba"}
     assert {one[3:] for one in passes} == {"de", "ed"}
-    assert found["d"] == [place + 1 for place, name in enumerate(order) if name == "d"]
+    assert found["d"] == [index + 1 for index, name in enumerate(order) if name == "d"]
 
 
 def test_a_slow_pass_does_not_move_a_ratio():
     assert timing.ratio([2.0, 20.0, 2.0, 3.0], [1.0, 10.0, 1.0, 1.5])["median"] == 2.0
-    assert timing.spread([5.0]) == {"median": 5.0, "low": 5.0, "high": 5.0, "count": 1}
+    assert timing.quartiles([5.0]) == {"median": 5.0, "low": 5.0, "high": 5.0, "count": 1}
 
 
-def test_the_probe_gives_each_second_to_one_part(monkeypatch):
+def test_timers_assign_each_second_to_one_category(monkeypatch):
     now = 0.0
 
-    def passes(seconds: float, then=None):
-        def act():
+    def work(category: str, seconds: float, *inner):
+        """A timed function that takes `seconds` before and after what it calls."""
+
+        def function():
             nonlocal now
             now += seconds
-            if then is not None:
-                then()
+            for each in inner:
+                each()
             now += seconds
 
-        return act
+        return timers.timed(category, (category, seconds), function)
 
-    monkeypatch.setattr(probe.time, "perf_counter", lambda: now)
-    clock = probe.Probe()
-    point = probe.POINTS["evaluation"][1]
-    measured = clock._wrap("evaluation", point, passes(1))
-    opened = clock._wrap("state", probe.POINTS["state"][0], passes(2))
-    measured()  # outside of the loop nothing counts
-    training = clock._wrap("training", probe.POINTS["training"][0], passes(10, lambda: (measured(), opened())))
-    testing = clock._wrap("evaluation", probe.POINTS["evaluation"][0], passes(3, measured))
-    clock._wrap("rest", probe.WHOLE, passes(100, lambda: (training(), testing())))()
-    assert clock.seconds["training"] == 2 * 10 + 2 * 1  # with its validation, without what belongs to the state
-    assert clock.seconds["state"] == 2 * 2
-    assert clock.seconds["evaluation"] == 2 * 3 + 2 * 1
-    assert clock.seconds["rest"] == 200
-    assert sum(clock.seconds.values()) == now - 2  # all but the first measure
-    assert clock.calls[point] == 3
+    monkeypatch.setattr(internals.time, "perf_counter", lambda: now)
+    timers = internals.Timers()
+    measure, opening = work("evaluation", 1), work("state", 2)
+    measure()  # outside of the loop nothing counts
+    work("rest", 100, work("training", 10, measure, opening), work("evaluation", 3, measure))()
+    assert timers.seconds["training"] == 2 * 10 + 2 * 1  # with validation, without what belongs to the state
+    assert timers.seconds["state"] == 2 * 2
+    assert timers.seconds["evaluation"] == 2 * 3 + 2 * 1
+    assert timers.seconds["rest"] == 200
+    assert sum(timers.seconds.values()) == now - 2  # all but the first measure
+    assert timers.calls["evaluation", 1] == 3
 
 
 @pytest.mark.slow
-def test_every_point_of_the_probe_is_reached_by_a_run_and_put_back(tmp_path):
-    def found(point):
-        module, _, path = point.partition(":")
-        owner = named.find(f"{module}:{path.rpartition('.')[0]}") if "." in path else __import__("sys").modules[module]
-        return vars(owner).get(path.rpartition(".")[2], "inherited")
+def test_a_run_passes_every_timed_place_and_all_are_restored(tmp_path):
+    from weft.runs.run import run
 
-    from weft.runs import run as running
-    from weft.runs import session
+    def current():
+        return [inspect.getattr_static(owner, name) for owner, name in places]
 
-    points = [probe.WHOLE, *(point for points in probe.POINTS.values() for point in points)]
-    before = {point: found(point) for point in points}
-    clock = probe.Probe()
-    with clock.watching():
-        assert found(probe.WHOLE) is not before[probe.WHOLE]
-        plan = Plan(**TINY, clients=3, tasks=2, rounds_per_task=2)
-        running.run(plan, tmp_path / "run", memory=1, save_every=0)  # one megabyte: states go to disk and come back
-    assert [point for point, calls in clock.calls.items() if not calls] == []
-    assert {point: found(point) for point in points} == before
-    assert all(seconds > 0 for seconds in clock.seconds.values()), clock.seconds
-    assert inspect.getattr_static(session.State, "load") is before["weft.core.storage:State.load"]
+    places = [internals.LOOP, *(place for each in internals.PLACES.values() for place in each)]
+    before, timers = current(), internals.Timers()
+    with timers.running():
+        assert not any(one is other for one, other in zip(current(), before, strict=True))
+        run(Plan(**TINY, clients=3, tasks=2, rounds_per_task=2), tmp_path / "run", save_every=0)
+    assert [place for place, calls in timers.calls.items() if not calls] == []
+    assert current() == before
+    assert all(seconds > 0 for seconds in timers.seconds.values()), timers.seconds
+
+
+def test_only_one_module_knows_the_internals():
+    """The method hooks, the loop and the engines may change: then one file of the benchmark does."""
+    for file in FOLDER.glob("*.py"):
+        if file.name != "internals.py":
+            assert not re.search(r"from weft\.(core|engines|methods)\b", file.read_text(encoding="utf-8")), file.name
+
+
+@pytest.mark.parametrize("name", ["bars", "report", "steps", "timing"])
+def test_examples_in_docstrings(name):
+    result = doctest.testmod(importlib.import_module(f"weft.benchmarks.{name}"))
+    assert result.attempted
+    assert not result.failed
 
 
 # ---- the other parts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_engine_part_tells_shares_bytes_and_accuracy_of_one_run():
+def test_the_engine_part_measures_shares_bytes_and_accuracy():
     plan = {**TINY, "clients": 3, "tasks": 2, "rounds_per_task": 2}
-    found = engine.measure(plan, tell=silent)
+    found = engine.measure(plan, progress=silent)
     json.dumps(found, allow_nan=False)
     assert sum(found["shares"].values()) == pytest.approx(1)
     assert 0 < found["shares"]["training"] < 1
@@ -254,7 +263,7 @@ def test_the_engine_part_tells_shares_bytes_and_accuracy_of_one_run():
 
 
 def test_the_server_part_stores_what_it_says():
-    found = server.measure(TINY, messages=[3, 20], entries=[40], repeats=1, tell=silent)
+    found = server.measure(TINY, messages=[3, 20], entries=[40], repeats=1, progress=silent)
     json.dumps(found, allow_nan=False)
     assert set(found["aggregation"]) == {"3", "20"}
     full, small = found["knowledge_base"].values()
@@ -262,49 +271,28 @@ def test_the_server_part_stores_what_it_says():
     assert small["memory_bytes"] + small["disk_bytes"] >= 40 * small["bytes_per_entry"] == 40 * 8 * server.SMALL
 
 
-def test_aggregation_merges_the_replies_that_are_timed():
-    world = World(Plan(**TINY))
-    state, replies = server.opened(world), server.make_replies(world, 4)
-    before = state.tensors["global"].values.clone()
-    world.method.aggregate(state, replies)
-    assert not torch.equal(state.tensors["global"].values[: len(before)], before[: len(state.tensors["global"].values)])
-    first, second, *_ = (reply.tensors["base"] for reply in replies)
-    assert torch.equal(first.kept, second.kept)
-    assert not torch.equal(first.values, second.values)
-
-
 def test_the_wire_part_weighs_three_kinds():
-    found = wire.measure(TINY, passes=2, tell=silent)
+    found = wire.measure(TINY, passes=2, progress=silent)
     assert list(found) == ["dense", "rows", "sparse"]
     assert found["sparse"]["bytes"] < found["rows"]["bytes"] < found["dense"]["bytes"]
     assert all(value > 0 for one in found.values() for value in one.values())
 
 
-def test_the_cross_entropy_of_the_plain_trainer_is_the_mean():
-    """The step is the one that our own network takes: mean cross entropy, not its sum."""
-    plain = named.find(f"{file_of('plain_lenet.py')}:PlainLeNet")()
-    trainer = named.find(f"{file_of('plain_lenet.py')}:PlainTrainer")(plain, (0.0,) * 3, (255.0,) * 3, 1e-3)
-    raw = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
-    labels = torch.tensor([0, 1, 2, 3])
-    wanted = functional.cross_entropy(plain(raw.float()), labels).item()
-    assert trainer.step(raw, labels) == pytest.approx(wanted)
-
-
 def test_pairs_are_of_one_seed_and_what_is_lost_is_their_mean(monkeypatch):
-    def ask(part, settings, tell, started):
+    def measure(part, settings, progress, started):
         plan = settings["plan"]
         kind = "dense" if "method.keep" in plan else "default"
         return {"accuracy": {"default": 0.7, "dense": 0.72}[kind] + plan["seed"] / 10, "tasks": 2}
 
-    monkeypatch.setattr(paired, "ask_part", ask)
-    told = []
-    found = paired.measure({"tasks": 2}, [0, 1], lambda *place: told.append(place))
+    monkeypatch.setattr(processes, "measure_part", measure)
+    reported = []
+    found = engine.measure_paired({"tasks": 2}, [0, 1], lambda *count: reported.append(count))
     assert found["accuracy"] == {
         "default": [0.7, pytest.approx(0.8)],
         "dense": [0.72, pytest.approx(0.82)],
     }
     assert found["points_lost"] == pytest.approx(2)
-    assert told[-1] == (4, 4)
+    assert reported[-1] == (4, 4)
 
 
 @pytest.mark.slow
@@ -313,24 +301,24 @@ def test_pairs_that_are_stopped_end_their_runs(monkeypatch):
     ready = threading.Barrier(min(os.cpu_count() or 1, 6) + 1)  # all that run at a time, and the test
     ended: list[int] = []
 
-    def ask(part, settings, tell, started):
+    def measure(part, settings, progress, started):
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
         started.append(process)
         ready.wait()
         ended.append(process.wait())
         raise WeftError("it ended")
 
-    def interrupted(pool, ask_one, jobs):
-        for job in jobs:
-            pool.submit(ask_one, job)
+    def interrupted(pool, measure_run, plans):
+        for plan in plans:
+            pool.submit(measure_run, plan)
         ready.wait()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(paired, "ask_part", ask)
-    monkeypatch.setattr(paired.ThreadPoolExecutor, "map", interrupted)
+    monkeypatch.setattr(processes, "measure_part", measure)
+    monkeypatch.setattr(engine.ThreadPoolExecutor, "map", interrupted)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        paired.measure({"tasks": 2}, [0, 1, 2], silent)
+        engine.measure_paired({"tasks": 2}, [0, 1, 2], silent)
     assert time.monotonic() - began < 60
     assert ended
     assert set(ended) == {-signal.SIGKILL}

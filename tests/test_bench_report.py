@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from weft.bench import bars, children, memory, peers, report, rounds, whole
+from weft.benchmarks import bars, peers, processes, report, runs, suite
 from weft.cli import app as cli
 from weft.errors import WeftError
 
@@ -134,7 +134,7 @@ MEASURED: dict[str, Any] = {
 def found() -> dict[str, Any]:
     result = copy.deepcopy(MEASURED)
     result["ratios"] = bars.ratios_of(result)
-    result["bars"] = bars.judged(result["ratios"])
+    result["bars"] = bars.judge(result["ratios"])
     return result
 
 
@@ -147,19 +147,19 @@ PAIRED = {
 
 
 @pytest.mark.parametrize(("lost", "met"), [(None, [True, True]), (0.5, [True, True]), (0.6, [False, False])])
-def test_bytes_count_as_saved_only_if_the_accuracy_stays(found, lost, met):
+def test_bytes_count_as_saved_only_if_accuracy_is_kept(found, lost, met):
     ratios = found["ratios"] | {"c2s_bytes_over_dense": 0.1, "s2c_bytes_over_dense": 0.3}
-    judged = {bar["ratio"]: bar for bar in bars.judged(ratios, lost)}
-    assert [judged[name]["met"] for name in bars.BYTES] == met
-    assert [judged[name]["aim_met"] for name in bars.BYTES] == met
-    assert judged["two_workers_speedup"]["met"]
+    bars_by_name = {bar["ratio"]: bar for bar in bars.judge(ratios, lost)}
+    assert [bars_by_name[name]["met"] for name in bars.BYTES] == met
+    assert [bars_by_name[name]["aim_met"] for name in bars.BYTES] == met
+    assert bars_by_name["two_workers_speedup"]["met"]
 
 
-def test_the_page_shows_what_the_bytes_saved_cost(found):
-    assert "was not asked" in report.in_markdown(found)
+def test_the_page_shows_the_accuracy_cost_of_saved_bytes(found):
+    assert "ignore accuracy" in report.to_markdown(found)
     found["paired"] = PAIRED
-    page = report.in_markdown(found)
-    assert "was not asked" not in page
+    page = report.to_markdown(found)
+    assert "ignore accuracy" not in page
     assert "| 0 | 80.0 % | 82.0 % | -2.0 |" in page
     assert "| mean | 79.5 % | 80.5 % | -1.0 |" in page
 
@@ -179,7 +179,7 @@ RATIOS = {
 }
 
 
-def test_the_ratios_have_their_names_and_come_from_where_they_should(found):
+def test_ratios_come_from_the_results_of_the_parts(found):
     assert found["ratios"] == pytest.approx(RATIOS)
     assert list(found["ratios"]) == list(bars.BARS)
 
@@ -193,24 +193,24 @@ def test_bars_are_met_from_the_right_side(found):
 
 
 def test_the_page_names_the_machine_and_holds_every_table(found):
-    text = report.in_markdown(found)
+    text = report.to_markdown(found)
     assert "`weft bench --quick --out results` in 3 min 20 s on Abacus, 2 cores, torch 2.13.0" in text
     assert "| our LeNet step, times faster than the plain one | 3.2 | 2.4 | 3 | yes | yes |" in text
-    assert "| sparse A: bits for each value, index included | 40 | 24 | 18 | no | no |" in text
+    assert "| sparse A: bits per value, index included | 40 | 24 | 18 | no | no |" in text
     assert "an accuracy of 80.1 %" in text
     assert "The run of 1,000 clients was stopped after 25 s" in text
     assert "| fedweit task 10 foreign 5 | 160.0 | 144.0 to 176.0 | 625 | 50.0 % | - |" in text
     assert "Flower" not in text
-    for sheet in report.sheets(found):
-        assert all(len(row) == len(sheet.headings) for row in sheet.rows), sheet.title
+    for table in report.tables(found):
+        assert all(len(row) == len(table.headings) for row in table.rows), table.title
     found["memory"]["clients"]["1000"]["complete"] = True
-    assert "was stopped" not in report.in_markdown(found)
+    assert "was stopped" not in report.to_markdown(found)
 
 
-def test_the_page_shows_flower_beside_ours(found):
+def test_the_page_compares_with_flower(found):
     one = {"accuracy": 0.82, "seconds": 40.0, "round_seconds": spread(3.0)}
     found["peers"] = {"clients": 5, "turns": 2, "rounds": 5, "batch_size": 20, "workers": 2, "flower": one, "weft": one}
-    text = report.in_markdown(found)
+    text = report.to_markdown(found)
     assert "weft bench --quick --peers --out results" in text
     assert "| Flower's simulation, plain LeNet | 3.00 | 40.0 | 82.0 % |" in text
 
@@ -218,8 +218,8 @@ def test_the_page_shows_flower_beside_ours(found):
 def test_every_table_fits_a_terminal(found):
     written = io.StringIO()
     console = Console(width=80, file=written)
-    for sheet in report.sheets(found):
-        console.print(report.in_terminal(sheet))
+    for table in report.tables(found):
+        console.print(report.to_terminal(table))
     lines = written.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
@@ -241,11 +241,11 @@ def command(found, monkeypatch):
         keep({**found, "part_seconds": {"steps": 1.0}})
         return found
 
-    monkeypatch.setattr(whole, "bench", bench)
+    monkeypatch.setattr(suite, "bench", bench)
     return lambda *words: (CliRunner().invoke(cli.app, ["bench", *words]), asked)
 
 
-def test_json_is_all_there_is_on_stdout(command, found):
+def test_stdout_has_only_json(command, found):
     done, asked = command("--json", "--quick")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == json.loads(json.dumps(found))
@@ -253,7 +253,7 @@ def test_json_is_all_there_is_on_stdout(command, found):
     assert "training steps" in done.stderr
 
 
-def test_a_missed_bar_fails_only_when_asked(command, found):
+def test_a_missed_bar_fails_only_with_check(command, found):
     assert command()[0].exit_code == 0
     assert command("--check", "--json")[0].exit_code == 1
     for bar in found["bars"]:
@@ -262,14 +262,14 @@ def test_a_missed_bar_fails_only_when_asked(command, found):
 
 
 @pytest.mark.slow
-def test_results_are_written_where_they_are_wanted(command, found, tmp_path):
+def test_results_are_written_to_the_folder(command, found, tmp_path):
     pytest.importorskip("matplotlib")  # an extra; `make test` installs it
     done, _ = command("--out", str(tmp_path / "results"))
     assert done.exit_code == 0, done.output
     files = {file.name: file for file in (tmp_path / "results").iterdir()}
     assert set(files) == {"bench.json", "bench.md", "bench-growth.png"}
     assert json.loads(files["bench.json"].read_text())["ratios"] == found["ratios"]
-    assert files["bench.md"].read_text() == report.in_markdown(found)
+    assert files["bench.md"].read_text() == report.to_markdown(found)
     from PIL import Image
 
     with Image.open(files["bench-growth.png"]) as picture:
@@ -279,16 +279,16 @@ def test_results_are_written_where_they_are_wanted(command, found, tmp_path):
 @pytest.mark.parametrize(
     "end", [KeyboardInterrupt(), WeftError("the part wire ended with code 1"), ZeroDivisionError()]
 )
-def test_what_was_measured_outlasts_a_stop(monkeypatch, tmp_path, end):
+def test_an_interrupted_benchmark_keeps_its_results(monkeypatch, tmp_path, end):
     pytest.importorskip("matplotlib")
     (tmp_path / "bench.json").write_text("an earlier one")
 
-    def ask_part(name, settings, tell):
+    def measure_part(name, settings, progress):
         if name == "steps":
             return {"images": 7}
         raise end
 
-    monkeypatch.setattr(whole, "ask_part", ask_part)
+    monkeypatch.setattr(processes, "measure_part", measure_part)
     done = CliRunner().invoke(cli.app, ["bench", "--quick", "--out", str(tmp_path)])
     assert done.exit_code == (130 if isinstance(end, KeyboardInterrupt) else 1)
     assert f"(steps) are in {tmp_path / 'bench-parts.json'}" in done.stderr
@@ -296,9 +296,9 @@ def test_what_was_measured_outlasts_a_stop(monkeypatch, tmp_path, end):
     assert (tmp_path / "bench.json").read_text() == "an earlier one"
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(monkeypatch, tmp_path):
+def test_an_unwritable_folder_is_an_error_before_anything_is_measured(monkeypatch, tmp_path):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(whole, "ask_part", lambda *_: pytest.fail("measured"))
+    monkeypatch.setattr(processes, "measure_part", lambda *_: pytest.fail("measured"))
     (tmp_path / "results").write_text("a file")
     done = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path / "results")])
     assert isinstance(done.exception, WeftError)
@@ -306,9 +306,9 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(monk
     assert (tmp_path / "results").read_text() == "a file"
 
 
-def test_what_is_missing_is_told_before_anything_is_measured(monkeypatch, tmp_path):
-    monkeypatch.setattr(peers, "PLACE", Path("nowhere", "python"))
-    monkeypatch.setattr(whole, "ask_part", lambda *_: pytest.fail("measured"))
+def test_what_is_missing_is_an_error_before_anything_is_measured(monkeypatch, tmp_path):
+    monkeypatch.setattr(peers, "PYTHON", Path("nowhere", "python"))
+    monkeypatch.setattr(processes, "measure_part", lambda *_: pytest.fail("measured"))
     done = CliRunner().invoke(cli.app, ["bench", "--peers"])
     assert isinstance(done.exception, WeftError)
     assert "make peers" in str(done.exception)
@@ -321,9 +321,9 @@ def test_what_is_missing_is_told_before_anything_is_measured(monkeypatch, tmp_pa
 def test_the_machine_is_named_without_host_or_path(tmp_path):
     table = tmp_path / "cpuinfo"
     table.write_text("processor\t: 0\nmodel name\t: Abacus 3000\nmodel name\t: Abacus 3000\n")
-    assert whole.processor(table) == "Abacus 3000"
-    assert whole.processor(tmp_path / "nothing")
-    said = json.dumps(whole.machine())
+    assert suite.processor(table) == "Abacus 3000"
+    assert suite.processor(tmp_path / "nothing")
+    said = json.dumps(suite.machine())
     assert os.uname().nodename not in said
     assert "/" not in said
 
@@ -331,65 +331,62 @@ def test_the_machine_is_named_without_host_or_path(tmp_path):
 # ---- runs that are watched -------------------------------------------------------------------------------------------
 
 
-def answer(at: float, round_index: int) -> dict[str, Any]:
-    return {"at": at, "event": "answer", "round": round_index}
+def reply(at: float, round_index: int) -> dict[str, Any]:
+    return {"at": at, "event": "reply", "round": round_index}
 
 
-def test_a_round_lasts_from_the_last_answer_before_it_to_its_own_last():
-    events = [{"at": 0.0, "event": "created"}, answer(5, 0), answer(4, 0), answer(7, 1), answer(8, 1), answer(12, 2)]
-    assert rounds.round_seconds(events, range(1, 3)) == [3, 4]
-    assert rounds.round_seconds(events, range(1, 2)) == [3]
+def test_a_round_lasts_from_the_last_reply_before_it_to_its_last_reply():
+    events = [{"at": 0.0, "event": "created"}, reply(5, 0), reply(4, 0), reply(7, 1), reply(8, 1), reply(12, 2)]
+    assert runs.round_seconds(events, range(1, 3)) == [3, 4]
+    assert runs.round_seconds(events, range(1, 2)) == [3]
 
 
-def test_half_a_line_of_a_journal_is_left_out(tmp_path):
-    assert children.journal(tmp_path) == []
+def test_an_incomplete_line_of_a_journal_is_ignored(tmp_path):
+    assert processes.journal(tmp_path) == []
     (tmp_path / "journal.jsonl").write_text('{"event": "created"}\n{"event": "ans')
-    assert children.journal(tmp_path) == [{"event": "created"}]
+    assert processes.journal(tmp_path) == [{"event": "created"}]
 
 
 def test_memory_is_that_of_a_process_and_its_children():
-    if not Path("/proc/self/smaps_rollup").exists():
-        pytest.skip("no /proc")
     fill = "b = b'x' * 60_000_000; print('full', flush=True); import time; time.sleep(60)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {fill!r}])"
     with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE) as process:
         try:
             process.stdout.readline()
-            assert 60e6 < children.resident(process.pid) < 200e6
+            assert 60e6 < processes.memory_of(process.pid) < 200e6
         finally:
-            for child in Path("/proc", str(process.pid), "task", str(process.pid), "children").read_text().split():
-                os.kill(int(child), 9)
-            process.kill()
-    assert children.resident(process.pid) == 0
+            for each in reversed(processes.family(process.pid)):
+                each.kill()
+    assert processes.memory_of(process.pid) == 0
 
 
 @pytest.mark.long
-def test_a_part_that_fails_says_why():
+def test_a_failed_part_names_the_cause():
     with pytest.raises(WeftError, match="batch_size"):
-        children.ask_part("wire", {"plan": {"batch_size": -1}, "passes": 1}, lambda *_: None)
+        processes.measure_part("wire", {"plan": {"batch_size": -1}, "passes": 1}, lambda *_: None)
 
 
 @pytest.mark.long
-def test_a_run_that_fails_is_told(tmp_path):
-    told = pytest.raises(WeftError, match=r"ended with code 2.*there is no plan nobody")
-    with children.running(["nobody.toml", "--out", "run"], tmp_path) as process, told:
-        children.watch(process, tmp_path, 60, lambda: False)
+def test_a_failed_run_is_an_error(tmp_path):
+    error = pytest.raises(WeftError, match=r"ended with code 2.*nobody")
+    with processes.weft_run(["nobody.toml", "--out", "run"], tmp_path) as process, error:
+        processes.watch(process, tmp_path, lambda: False)
 
 
 @pytest.mark.long
-def test_the_first_step_of_a_real_run_is_timed_and_the_run_ended():
-    began = time.time()
-    found = rounds.measure_start(TINY, 1, lambda *_: None)
-    assert 0.3 < found["seconds"]["median"] < time.time() - began
+def test_the_first_step_of_a_real_run_is_timed():
+    start = time.time()
+    found = runs.measure_start(TINY, 1, lambda *_: None)
+    assert 0.3 < found["seconds"]["median"] < time.time() - start
 
 
 @pytest.mark.long
 def test_workers_and_memory_of_real_runs():
-    found = rounds.measure_workers(TINY, 1, 4, lambda *_: None)
+    found = runs.measure_workers(TINY, 1, 4, lambda *_: None)
     assert found["round_seconds"]["1"]["count"] == found["round_seconds"]["2"]["count"] == 2
     assert found["speedup"] > 0
-    one = memory.measure(TINY, [6], 2, 60.0, lambda *_: None)["clients"]["6"]
+    one = runs.measure_memory(TINY, [6], 2, 60.0, lambda *_: None)["clients"]["6"]
     assert one["complete"]
     assert 1e8 < one["peak_bytes"] < 4e9
-    many = memory.measure(TINY, [300], 2, 0.0, lambda *_: None)["clients"]["300"]
+    many = runs.measure_memory(TINY, [300], 2, 0.0, lambda *_: None)["clients"]["300"]
     assert many["rounds_per_second"] > 0

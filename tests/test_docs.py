@@ -49,9 +49,9 @@ cli.main()
 
 TINY_BENCH = """
 from weft.cli import app as cli
-from weft.bench import whole
+from weft.benchmarks import suite
 tiny = {"network": "mlp", "batch_size": 10, "scenario.train": 20, "scenario.valid": 10, "scenario.test": 10}
-whole.QUICK = whole.WHOLE = whole.Amounts(
+suite.QUICK = suite.FULL = suite.Amounts(
     passes=2, tasks=2, worker_turns=1, worker_rounds=3, starts=1, clients=[5, 1000], client_rounds=2, client_limit=0.0,
     messages=[10], entries=[10, 20], peer_turns=1, peer_rounds=1, paired_seeds=[0], paired_tasks=2, plan=tiny,
 )

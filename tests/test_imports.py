@@ -21,7 +21,7 @@ ROOMS = {  # each may import those above it; the modules of weft itself are the 
     "repro": "tables and figures",
     "export": "models as files",
     "flower": "many machines",
-    "bench": "benchmarks",
+    "benchmarks": "measurements of this machine",
     "cli": "the command",
 }
 GROUND = ("errors", "files", "lazy", "randomness", "registry", "metrics", "plan", "__main__")

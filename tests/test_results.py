@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from weft.bench.whole import default_hash
+from weft.benchmarks.suite import default_hash
 from weft.repro import FIGURES, TABLES, Figure, Scale, load
 from weft.repro.figures.writing import FigureDesk
 from weft.repro.store import Results, key_of

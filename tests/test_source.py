@@ -20,7 +20,7 @@ SCRIPTS = [*sorted((ROOT / "examples").glob("*.py")), *sorted((ROOT / "benchmark
 def faults(text: str) -> list[str]:
     """What could run foreign code or change randomness for others."""
     tree = ast.parse(text)
-    found = [one.module for one in imports(text) if one.module.split(".")[0] in DANGEROUS_MODULES]
+    found = [one.module for one in imports(text, "weft.benchmarks") if one.module.split(".")[0] in DANGEROUS_MODULES]
     forks = [node for node in ast.walk(tree) if isinstance(node, ast.With) and "fork_rng" in ast.unparse(node.items[0])]
     forked = {child for fork in forks for child in ast.walk(fork)}  # fork_rng restores the seed of torch
     for node in ast.walk(tree):

@@ -126,12 +126,13 @@ def bench_command(
 
     Run nothing else meanwhile; it takes a quarter of an hour or more, some minutes with --quick.
     """
-    from weft.bench import figure, report
-    from weft.bench.whole import bench
+    from weft.benchmarks.figure import check_matplotlib, draw
+    from weft.benchmarks.report import tables, to_terminal, write
+    from weft.benchmarks.suite import bench
 
     partial = PartialResults(out_folder)
     if out_folder is not None:
-        figure.check()
+        check_matplotlib()
         partial.check()
     try:
         with interruptible(partial.describe), ProgressDisplay() as display:
@@ -142,14 +143,14 @@ def bench_command(
         raise
     files: list[Path] = []
     if out_folder is not None:
-        files = [*report.write(found, out_folder), out_folder / "bench-growth.png"]
+        files = [*write(found, out_folder), out_folder / "bench-growth.png"]
         partial.remove()
-        figure.draw(found, files[-1])
+        draw(found, files[-1])
     if as_json:
         print_json(found)
     else:
-        for sheet in report.sheets(found):
-            out.print(report.in_terminal(sheet))
+        for table in tables(found):
+            out.print(to_terminal(table))
         for file in files:
             say(str(file))
     if check and any(bar["met"] is False for bar in found["bars"]):
