@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from weft.files import write_text
-from weft.report.screens import duration, size
+from weft.report.text import duration, size
 
 from .bars import POINTS_ALLOWED
 

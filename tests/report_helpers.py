@@ -1,4 +1,4 @@
-"""What the tests of reports share: a page's data, and the same facts read from the folder by other means."""
+"""Shared by the tests of reports: the data of a page, and the same facts read from the folder in another way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def page_of(*folders: Path) -> str:
 
 
 def data_of(text: str) -> dict[str, Any]:
-    """The data that stands in a page."""
+    """The data in a page."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, flags=re.DOTALL)
     assert found is not None
     return dict(json.loads(found[1]))
@@ -36,8 +36,8 @@ def figure(data: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def traces(data: dict[str, Any], name: str, **meta: Any) -> list[dict[str, Any]]:
-    """The traces of a figure that belong to a group, client, part ..., without veils."""
-    found = [one for one in figure(data, name)["traces"] if not one["meta"].get("veil")]
+    """The traces of a figure that belong to a group, client or key, without bands."""
+    found = [one for one in figure(data, name)["traces"] if not one["meta"].get("band")]
     return [one for one in found if all(one["meta"][key] == value for key, value in meta.items())]
 
 
@@ -47,7 +47,7 @@ def rows(folder: Path, table: str) -> Rows:
 
 
 def states(folder: Path) -> Iterator[tuple[int, State]]:
-    """Every client's state, as the run itself would load it."""
+    """Every client's state, loaded as the run itself would."""
     checkpoints = folder / "checkpoints"
     clients = json.loads((checkpoints / "manifest.json").read_text())["clients"]
     for client, reference in clients.items():
@@ -55,7 +55,7 @@ def states(folder: Path) -> Iterator[tuple[int, State]]:
 
 
 def layers(folder: Path) -> list[tuple[str, slice, slice]]:
-    """Each layer's name, where its weights lie in the vector and where its rows lie in a mask."""
+    """Each layer's name, the slice of its weights in the vector and of its rows in a mask."""
     found, at, row = [], 0, 0
     for layer in json.loads((folder / "contents.json").read_text())["layers"]:
         size, count = int(np.prod(layer["shape"])), layer["shape"][0]
@@ -64,5 +64,26 @@ def layers(folder: Path) -> list[tuple[str, slice, slice]]:
     return found
 
 
+# how a state stores what a task left: as weft/report/states.py expects it
+
+
 def vector(state: State, key: str) -> np.ndarray:
+    """ "adaptive/TASK", "mask/TASK" or "foreign/CLIENT.TASK"."""
     return dense(state.archive[key]).numpy().astype(np.float64)
+
+
+def attention(state: State, task: int) -> dict[str, np.ndarray]:
+    """Alpha of each layer, by foreign A ("CLIENT.TASK") of a task."""
+    keys = state.numbers[f"foreign/{task}"]
+    return dict(zip(keys, vector(state, f"attention/{task}").reshape(-1, len(keys)).T, strict=True))
+
+
+def attention_sums(folder: Path, tasks: int) -> dict[tuple[int, int], float]:
+    """The sum of |alpha| over tasks and layers, by sender and receiver."""
+    sums: dict[tuple[int, int], float] = {}
+    for client, state in states(folder):
+        for task in range(1, tasks):
+            for key, alphas in attention(state, task).items():
+                pair = (int(key.split(".")[0]), client)
+                sums[pair] = sums.get(pair, 0.0) + float(np.abs(alphas).sum())
+    return sums

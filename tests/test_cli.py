@@ -13,7 +13,8 @@ from rich.console import Console
 
 from weft import Plan, methods, networks, scenarios
 from weft.plan import ready_plans
-from weft.report import screens
+from weft.report import terminal
+from weft.report.text import size
 
 pytest_plugins = ["cli_helpers"]
 
@@ -163,8 +164,8 @@ def test_compare(command, finished, finished_fedavg, finished_stl):
         row = rows[summary["method"]]
         assert f"{100 * summary['accuracy']:.1f} %" in row
         assert f"{summary['forgetting']:.3f}" in row
-        assert screens.size(summary["model_size_bytes"]) in row
-        assert screens.size(summary["traffic"]["c2s"]["bytes"]) in row or summary["method"] == "stl"
+        assert size(summary["model_size_bytes"]) in row
+        assert size(summary["traffic"]["c2s"]["bytes"]) in row or summary["method"] == "stl"
         assert f"{summary['seconds']:.1f}" in row
     for heading in ("method", "accuracy", "forgets", "up", "down", "model", "time"):
         assert heading in outcome.out
@@ -202,7 +203,7 @@ LARGE = {
 @pytest.mark.parametrize("seeds", [(0,), (0, 100)])
 def test_large_numbers_and_long_names_fit_eighty_columns(finished, seeds):
     summaries = [{**summary_of(finished), **LARGE, "seed": seed} for seed in seeds]
-    text = drawn(screens.comparison(summaries))
+    text = drawn(terminal.comparison(summaries))
     assert_readable(text)
     for word in ("fedweit", "100.0", "-0.123", "123 GB", "0.44", "123 MB"):
         assert word in text
@@ -212,12 +213,12 @@ def test_large_numbers_and_long_names_fit_eighty_columns(finished, seeds):
 
 def test_a_matrix_of_ten_tasks_fits_eighty_columns():
     rows = [[1.0] * after + [0.987] for after in range(10)]
-    text = drawn(screens.matrix(3, rows))
+    text = drawn(terminal.matrix(3, rows))
     assert_readable(text)
     assert text.count("98.7") == 10
     assert text.count("100.0") == 45
     assert sum("98.7" in line or "100.0" in line for line in text.splitlines()) == 10  # one line per task
-    small = drawn(screens.matrix(3, [[0.5]]))
+    small = drawn(terminal.matrix(3, [[0.5]]))
     assert "client 3: accuracy" in small, "the title is in one line"
     assert len(small.splitlines()) < 8
 

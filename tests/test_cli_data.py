@@ -150,7 +150,7 @@ def test_a_picture_of_samples(command, tmp_path):
 
 def test_a_folder_comes_before_a_scenario_of_its_name(command, tmp_path, finished):
     copy(finished, tmp_path / "glyphs")
-    assert "what crossed the wire" in command("show", "glyphs", cwd=tmp_path).out
+    assert "bytes sent" in command("show", "glyphs", cwd=tmp_path).out
     Path(tmp_path / "noniid-35").mkdir()
     assert_one_line(command("show", "noniid-35", cwd=tmp_path), "noniid-35 is not a run folder")
 

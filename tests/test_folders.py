@@ -380,5 +380,5 @@ def test_metrics_are_written_and_shown(photos, tmp_path, command):
     assert result.metrics["balanced"] == pytest.approx(result.accuracy)
     assert set(result.frame("metrics").columns) == {"client", "after_task", "task", "metric", "class", "value"}
     shown = command("show", tmp_path / "run").out
-    assert "measured at the end, beside accuracy" in shown
+    assert "other metrics, at the end" in shown
     assert "lowest" in shown

@@ -11,7 +11,7 @@ import pytest
 from browser_helpers import Browser, chromium
 from cli_helpers import TINY, copy, tiny
 from report_helpers import page_of
-from test_report_live import serving
+from test_report_watch import serving
 
 import weft
 
@@ -92,7 +92,7 @@ def test_clients_are_switched_on_and_off(opened):
     opened.click("[data-client='2']")
     assert opened.traces("accuracy-after") == []
     words = opened.run("return document.querySelector('#matrix .empty').textContent")
-    assert words == "Nothing is switched on that this section shows."
+    assert words == "Nothing in this section is selected."
 
 
 def test_switches_work_by_keyboard(opened):
@@ -159,7 +159,7 @@ def test_every_control_has_a_name_and_every_figure_words(opened):
         if role in ("button", "image", "img", "group", "navigation", "link"):
             assert name or role == "group", (role, name)
     pictures = [name for role, name in roles if role in ("image", "img")]
-    assert any("from giver" in name for name in pictures)
+    assert any("from sender" in name for name in pictures)
     assert next(name for role, name in roles if role == "heading")
 
 
@@ -190,7 +190,7 @@ def test_the_live_page_follows_a_real_run(browser, command, plan_file, tmp_path)
         browser.complaints()
         browser.open(server.url)
         said = "return document.getElementById('status').textContent"
-        browser.until(lambda: "is not there yet" in browser.run(said))
+        browser.until(lambda: "does not exist yet" in browser.run(said))
         browser.run("window.mark = 'never loaded again'")
         running = command.start(*words, "--out", folder, "--workers", "1", "--save-every", "0", save_always=True)
         browser.until(lambda: browser.run("return document.getElementById('fig-adaptation-rounds')") is not None, 60)
@@ -207,7 +207,7 @@ def test_the_live_page_follows_a_real_run(browser, command, plan_file, tmp_path)
         browser.picture(tmp_path / "live.png")
         running.send(signal.SIGCONT)
         assert running.wait().code == 0
-        browser.until(lambda: "The run is over" in browser.run(said))
+        browser.until(lambda: "The run is finished" in browser.run(said))
         assert browser.run("return window.mark") == "never loaded again"
         pressed = "return document.querySelector(\"[data-client='1']\").getAttribute('aria-pressed')"
         assert browser.run(pressed) == "true"  # what was switched on stays on
@@ -215,5 +215,5 @@ def test_the_live_page_follows_a_real_run(browser, command, plan_file, tmp_path)
         steps = browser.run("return document.querySelector('#fig-accuracy-after .plot').data.at(-1).y.length")
         assert steps == TINY["tasks"]
         assert browser.complaints() == []
-        assert {url.split("?")[0] for url in browser.requests()} == {server.url, f"{server.url}news"}
-    browser.until(lambda: "has ended" in browser.run(said))
+        assert {url.split("?")[0] for url in browser.requests()} == {server.url, f"{server.url}updates"}
+    browser.until(lambda: "has stopped" in browser.run(said))

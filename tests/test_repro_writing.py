@@ -18,7 +18,7 @@ from rich.console import Console
 
 from weft.errors import WeftError
 from weft.metrics import spread
-from weft.report import screens
+from weft.report import terminal
 from weft.repro import Row, Table, desk, writing
 from weft.repro.screens import rows
 from weft.repro.store import Results, csv_text, line_of, read_csv, short_hash
@@ -192,16 +192,16 @@ def test_the_mean_over_seeds_of_weft_run(finished):
         {**one, "seed": 0, "accuracy": 0.5, "forgetting": 0.1, "seconds": 1.0},
         {**one, "seed": 1, "accuracy": 0.7, "forgetting": 0.2, "seconds": 2.0},
     ]
-    text = drawn(screens.comparison(summaries, mean="±"))
+    text = drawn(terminal.comparison(summaries, mean="±"))
     mean, deviation = (line.split() for line in text.splitlines() if line.split()[:1] in (["mean"], ["±"]))
     assert mean[:4] == ["mean", "60.0", "%", "0.150"]
     assert mean[-1] == "1.5"
     assert deviation == ["±", "sd", "14.1", "%", "0.071"]
     assert "…" not in text
-    assert " sd " not in drawn(screens.comparison(summaries[:1], mean="±"))
-    assert " sd " not in drawn(screens.comparison(summaries))
+    assert " sd " not in drawn(terminal.comparison(summaries[:1], mean="±"))
+    assert " sd " not in drawn(terminal.comparison(summaries))
     ascii_only = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert screens.plus_minus(ascii_only) == "+-"
+    assert terminal.plus_minus(ascii_only) == "+-"
 
 
 # ---- two processes at once -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from weft.cli.common import AsJson, DataDir, notes, out, print_json, say
 from weft.data import cache
 from weft.data.sources import SOURCES, source_of
 from weft.errors import WeftError
-from weft.report import screens
+from weft.report import terminal
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Download, list and verify the public datasets.")
 
@@ -27,7 +27,7 @@ def list_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         print_json(entries)
         return
     shown = [{**entry, "images": _image_count(entry["images"], entry["published_images"])} for entry in entries]
-    out.print(screens.listing(shown, ["name", "title", "classes", "cached", "images"]))
+    out.print(terminal.listing(shown, ["name", "title", "classes", "cached", "images"]))
     say(f"cache: {cache.folder()}; add a dataset with: weft data get NAME")
 
 

@@ -15,7 +15,7 @@ from weft.errors import WeftError
 from weft.flower.hub import supervisor
 from weft.flower.hub.programs import UP, check_flower
 from weft.plan import Plan
-from weft.report import screens
+from weft.report import terminal
 
 if TYPE_CHECKING:
     from weft.flower.hub.hub import Hub
@@ -215,5 +215,5 @@ def run_command(
     except KeyboardInterrupt:
         say(f"\nthe run goes on at the hub; weft hub run {place} watches it again")
         raise typer.Exit(130) from None
-    out.print(screens.comparison([result.summary]))
+    out.print(terminal.comparison([result.summary]))
     say(str(place))

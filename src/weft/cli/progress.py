@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from weft.cli.common import notes, say
 from weft.plan import Plan
-from weft.report.screens import duration, percent
+from weft.report.text import duration, percent
 
 LONG_RUN = 20.0  # seconds: a run that is expected to take longer is announced
 QUIET = 60.0  # seconds after which an experiment prints its progress if stderr is not a terminal

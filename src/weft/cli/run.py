@@ -14,7 +14,7 @@ from weft.cli.progress import ProgressDisplay
 from weft.cli.report import write_page
 from weft.engines.workers import Crew
 from weft.plan import Plan, ready_plans
-from weft.report import screens
+from weft.report import terminal
 from weft.runs.folder import read_plan, way_on
 from weft.runs.result import Result
 from weft.runs.run import SAVE_EVERY, fresh_folder, is_over, resume, run
@@ -35,7 +35,7 @@ def demo_command(
     overrides = [] if seed is None else [f"seed={seed}"]
     plans = [Plan.load(ready_plans()["demo"], [f"method={name}", *overrides]) for name in DEMO_METHODS]
     results = _run_all([(plan, fresh_folder(plan)) for plan in plans], workers)
-    out.print(screens.comparison([result.summary for result in results]))
+    out.print(terminal.comparison([result.summary for result in results]))
     for result in results:
         say(f"{result.summary['method']:>8}: {result.folder}")
     say(f"\nmore about a run: weft show {results[0].folder}")
@@ -63,7 +63,7 @@ def run_command(
         plans = [Plan.load(plan, words or [], seed=first.seed + index) for index in range(seeds)]
         jobs = [(one, out_folder / f"s{one.seed}" if out_folder else fresh_folder(one)) for one in plans]
     results = _run_all(jobs, workers, memory=memory, save_every=save_every)
-    out.print(screens.comparison([result.summary for result in results], mean=screens.plus_minus(out)))
+    out.print(terminal.comparison([result.summary for result in results], mean=terminal.plus_minus(out)))
     for result in results:
         say(str(result.folder))
 
@@ -80,7 +80,7 @@ def resume_command(
         say(f"the run in {folder} is finished; nothing to do", notes)
     with ProgressDisplay() as display, worker_pool(workers, read_plan(folder).clients) as pool, _stoppable(folder):
         result = resume(folder, workers=pool, memory=memory, save_every=save_every, screen=display)
-    out.print(screens.comparison([result.summary]))
+    out.print(terminal.comparison([result.summary]))
 
 
 def _run_all(jobs: list[tuple[Plan, Path]], workers: int | None, **options: Any) -> list[Result]:

@@ -17,7 +17,7 @@ from weft import methods, networks, registry, repro, scenarios
 from weft.cli.common import AsJson, DataDir, Overrides, notes, out, print_json, say
 from weft.errors import WeftError, nearest
 from weft.plan import Plan, ready_plans
-from weft.report import screens
+from weft.report import terminal
 from weft.runs.folder import accuracy_matrices, read_measures, read_rows, read_summary, way_on
 
 Entry = dict[str, Any]
@@ -49,8 +49,7 @@ def show_command(
 
 
 def _show_run(folder: Path, as_json: bool) -> None:
-    from weft.report import terminal
-    from weft.report.reading import Reader
+    from weft.report.reading import read_run
     from weft.wire.ledger import Entry, by
 
     summary = read_summary(folder)
@@ -62,13 +61,13 @@ def _show_run(folder: Path, as_json: bool) -> None:
     if summary is None:
         say(f"{_unfinished(folder)}\n")
     else:
-        out.print(screens.comparison([summary]))
+        out.print(terminal.comparison([summary]))
     for client, rows in accuracy_matrices(folder).items():
-        out.print(screens.matrix(client, rows))
+        out.print(terminal.matrix(client, rows))
     if measures := read_measures(folder):
-        out.print(screens.measures(measures))
-    out.print(screens.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "tensor")))
-    for table in terminal.more_about(Reader(folder).read(), out):
+        out.print(terminal.measures(measures))
+    out.print(terminal.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "tensor")))
+    for table in terminal.details(read_run(folder)):
         out.print(table)
 
 
@@ -84,7 +83,7 @@ def _show_scenario(name: str, words: list[str], picture: Path | None, as_json: b
     if as_json:
         print_json(preview.contents(scenario))
         return
-    out.print(screens.scenario(preview.contents(scenario)))
+    out.print(terminal.scenario(preview.contents(scenario)))
     if picture is not None:
         say(str(picture))
 
@@ -103,7 +102,7 @@ def compare_command(
     if as_json:
         print_json(list(finished.values()))
     else:
-        out.print(screens.comparison(list(finished.values()), [folder.name for folder in finished]))
+        out.print(terminal.comparison(list(finished.values()), [folder.name for folder in finished]))
 
 
 def _unfinished(folder: Path) -> str:
@@ -133,7 +132,7 @@ def list_command(
     if as_json:
         print_json(entries)
         return
-    out.print(screens.listing(entries, [column for column in entries[0] if column not in BELOW]))
+    out.print(terminal.listing(entries, [column for column in entries[0] if column not in BELOW]))
     for entry in entries:
         lines = _below(kind.removesuffix("s"), entry)
         if lines:

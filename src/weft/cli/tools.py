@@ -17,7 +17,7 @@ from weft.cli.progress import ProgressDisplay
 from weft.cli.show import experiments
 from weft.errors import WeftError
 from weft.lazy import np
-from weft.report import screens
+from weft.report import terminal
 from weft.repro.outcome import outcome_of
 from weft.repro.runner import Request, reproduce
 from weft.runs.run import SAVE_EVERY
@@ -74,7 +74,7 @@ def repro_command(
     if as_json:
         print_json(outcome.as_object(results))
     else:
-        out.print(outcome.shown(results, screens.plus_minus(out)), highlight=False, markup=False)
+        out.print(outcome.shown(results, terminal.plus_minus(out)), highlight=False, markup=False)
         for file in files:
             say(str(file))
     missing = {**results.failures, **results.busy}
@@ -94,7 +94,7 @@ def _list_experiments(as_json: bool) -> None:
     if as_json:
         print_json(entries)
         return
-    out.print(screens.listing(entries, ["name", "title", "plan"]))
+    out.print(terminal.listing(entries, ["name", "title", "plan"]))
     say("weft repro NAME reproduces one at the paper's scale; --scale small is quicker")
 
 

@@ -1,243 +1,176 @@
-"""The figures of the page once more, for a paper: one file each, drawn by matplotlib (an extra)."""
+"""The charts as figures for a paper, one file each, drawn with matplotlib (an extra).
+
+A figure is one column wide and readable at 8 points, in grayscale and for color-blind readers. The same runs give the
+same bytes: nothing depends on the date, the machine or the user's settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 import numpy as np
-from matplotlib import style as mpl_style
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
-from weft import metrics
 from weft.errors import WeftError
-from weft.report import style
-from weft.report.facts import Curve, Group, Measure, matrix, over_rounds, over_tasks, rounds_sent, sent_by_round
-from weft.report.figures import when
-from weft.report.helping import helps, mean_contributions
+from weft.report.charts import Chart, HeatMap, Series, sections
+from weft.report.facts import Group
 
-Groups = Sequence[Group]
-MOST_LABELLED = 8  # columns of a matrix with numbers in its cells
+COLUMN, WIDE = 3.4, 7.0  # inches: one and two columns of a paper
+COLORS = ("#14609a", "#b8480f", "#22743c", "#7b3fa8", "#b02a62", "#6d5a10", "#3d5566", "#0d7377")
+NAMED = {"ink": "black", "faint": "#a9a59a"}
+MARKERS = ("o", "s", "D", "^", "P", "*", "X", "v")
+DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
+MAX_COLUMNS = 8  # of a heat map with numbers in its cells
 
-
-def write_figures(groups: Groups, folder: Path, kind: str) -> list[Path]:
-    """Every figure for which the runs have data; the same bytes each time."""
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with mpl_style.context(["default", style.STYLE]):  # not on top of the user's own settings
-            for name, draw in FIGURES.items():
-                figure = draw(groups)
-                if figure is not None:
-                    written.append(folder / f"{name}.{kind}")
-                    figure.savefig(written[-1], metadata=style.METADATA[kind])
-    except OSError as error:
-        raise WeftError(f"figures cannot be written into {folder} ({error.strerror}); choose another --out") from None
-    if not written:
-        raise WeftError("there is nothing to draw yet: no task of these runs has been learned")
-    return written
-
-
-def accuracy(groups: Groups) -> Figure | None:
-    return _over_tasks(groups, metrics.average_accuracy, "accuracy (%)")
-
-
-def forgetting(groups: Groups) -> Figure | None:
-    return _over_tasks(groups, metrics.forgetting, "forgetting (points)")
-
-
-def _over_tasks(groups: Groups, measure: Measure, label: str) -> Figure | None:
-    curves = [over_tasks(group, measure) for group in groups]
-    if not any(point for curve in curves for point in curve):
-        return None
-    figure, axes = _one(label)
-    for place, (group, curve) in enumerate(zip(groups, curves, strict=True)):
-        _line(axes, place, group.label, list(range(len(curve))), curve)
-    axes.set_xlabel("after task")
-    steps = max(map(len, curves))
-    axes.set_xticks(range(0, steps, -(-steps // 10)))
-    _legend(figure, 3)
-    return figure
-
-
-def adaptation(groups: Groups) -> Figure | None:
-    curves = [over_rounds(group) for group in groups]
-    if not any(curves):
-        return None
-    figure, axes = _one("validation accuracy (%)", style.WIDE)
-    for place, (group, points) in enumerate(zip(groups, curves, strict=True)):
-        for number, step in enumerate(sorted({step for step, _ in points})):
-            own = {key: value for key, value in points.items() if key[0] == step}
-            label = group.label if number == 0 else None
-            _line(axes, place, label, [when(key, group) for key in own], list(own.values()))
-    _task_axis(axes, groups)
-    _legend(figure, 6)
-    return figure
-
-
-def _line(axes: Axes, place: int, label: str | None, xs: Sequence[float], curve: Curve) -> None:
-    points = [(x, point) for x, point in zip(xs, curve, strict=True) if point is not None]
-    x = [each for each, _ in points]
-    mean = np.array([100 * point.mean for _, point in points])
-    deviation = np.array([100 * (point.deviation or 0.0) for _, point in points])
-    looks = style.line_of(place)
-    axes.plot(x, mean, label=_literal(label), **looks)
-    if deviation.any():
-        axes.fill_between(x, mean - deviation, mean + deviation, color=looks["color"], alpha=0.15, linewidth=0)
-
-
-def matrices(groups: Groups) -> Figure | None:
-    shown = [group for group in groups if group.steps]
-    if not shown:
-        return None
-    tables = [np.array([[np.nan if v is None else 100 * v for v in row] for row in matrix(one)]) for one in shown]
-    lowest = min(float(np.nanmin(table)) for table in tables)
-    return _heatmaps(tables, [one.label for one in shown], "task", "after task", (lowest, 100.0), ".0f")
-
-
-def traffic(groups: Groups) -> Figure | None:
-    talking = [(place, group) for place, group in enumerate(groups) if rounds_sent(group)]
-    if not talking:
-        return None
-    figure, axes = _one("megabytes so far")
-    for place, group in talking:
-        rounds = rounds_sent(group)
-        for direction, way, dash in (("c2s", "up", "-"), ("s2c", "down", "--")):
-            by_part = sent_by_round(group, direction)
-            sums = accumulate(sum(of_part.get(key, 0.0) for of_part in by_part.values()) for key in rounds)
-            xs = [when(key, group, 1.0) for key in rounds]
-            colour = style.line_of(place)["color"]
-            label = _literal(f"{group.label} {way}")
-            axes.plot([0, *xs], [0, *(value / 1e6 for value in sums)], label=label, color=colour, linestyle=dash)
-    _task_axis(axes, groups)
-    _legend(figure, 2)
-    return figure
-
-
-def density(groups: Groups) -> Figure | None:
-    shown = [group for group in groups if any(run.densities for run in group.runs)]
-    if not shown:
-        return None
-    tables = []
-    for group in shown:
-        found = [item for run in group.runs for item in run.densities]
-        steps = sorted({item.step for item in found})
-        levels = range(len(group.runs[0].layers))
-        cells = [
-            [100 * fmean(d.adaptive[level] for d in found if d.step == step) for step in steps] for level in levels
-        ]
-        tables.append(np.array(cells))
-    rows = [[layer.name.removesuffix(".weight") for layer in group.runs[0].layers] for group in shown]
-    labels = [f"A of {group.label} (%)" for group in shown]
-    return _heatmaps(tables, labels, "task", "", (0.0, 100.0), ".0f", rows)
-
-
-def helping(groups: Groups) -> Figure | None:
-    shown = [group for group in groups if any(run.attention for run in group.runs)]
-    if not shown:
-        return None
-    tables = []
-    for group in shown:
-        found = mean_contributions(group)
-        tables.append(np.array([[found.get((g, t), np.nan) for t in group.clients] for g in group.clients]))
-    top = max(float(np.nanmax(table)) for table in tables)
-    return _heatmaps(tables, [f"attention, {one.label}" for one in shown], "receiver", "giver", (0.0, top), ".1f")
-
-
-def alone(groups: Groups) -> Figure | None:
-    found = helps(groups)
-    if not found:
-        return None
-    figure, axes = _one("gain over alone (points)")
-    width = 0.8 / len(found)
-    for number, one in enumerate(found):
-        xs = np.arange(len(one.gains)) + (number - (len(found) - 1) / 2) * width
-        colour = style.line_of(groups.index(one.together))["color"]
-        label = _literal(f"{one.together.label} - {one.alone.label}")
-        axes.bar(xs, [100 * gain.mean for gain in one.gains], width, color=colour, label=label)
-        for x, gain in zip(xs, one.gains, strict=True):
-            axes.plot(
-                [x] * len(gain.by_task), [100 * v for v in gain.by_task], "o", mfc="none", mec="black", ms=2.5, mew=0.6
-            )
-    axes.axhline(0, color="black", linewidth=0.6)
-    axes.set_xticks(range(len(found[0].gains)), [f"client {gain.client}" for gain in found[0].gains])
-    _legend(figure, 2)
-    return figure
-
-
-FIGURES: dict[str, Callable[[Groups], Figure | None]] = {
-    "accuracy": accuracy,
-    "matrices": matrices,
-    "forgetting": forgetting,
-    "adaptation": adaptation,
-    "alone": alone,
-    "helping": helping,
-    "traffic": traffic,
-    "density": density,
+STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",  # part of matplotlib: the same on every machine
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.4,
+    "grid.color": "#dddddd",
+    "lines.linewidth": 1.4,
+    "lines.markersize": 3.8,
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 300,
+    "pdf.fonttype": 42,  # text that can be searched and edited
+    "svg.fonttype": "none",
+    "svg.hashsalt": "weft",  # otherwise identifiers are random
+}
+METADATA: dict[str, dict[str, Any]] = {  # no date, no version
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    "svg": {"Date": None, "Creator": None},
+    "png": {"Software": None},
 }
 
 
-# ---- small parts -----------------------------------------------------------------------------------------------------
+def write_figures(groups: Sequence[Group], folder: Path, kind: str) -> list[Path]:
+    """Write every figure for which the runs have data."""
+    by_file: dict[str, list[Chart]] = {}
+    for section in sections(groups):
+        for chart in section.charts:
+            by_file.setdefault(chart.figure, []).append(chart)
+    by_file.pop("", None)
+    if not by_file:
+        raise WeftError("there is nothing to draw: no task of these runs has been learned yet")
+    files = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with style.context(["default", STYLE]):  # without the user's settings
+            for name, charts in by_file.items():
+                files.append(folder / f"{name}.{kind}")
+                draw(charts).savefig(files[-1], metadata=METADATA[kind])
+    except OSError as error:
+        raise WeftError(f"{folder}: figures cannot be written ({error.strerror}); choose another --out") from None
+    return files
 
 
-def _one(label: str, width: float = style.COLUMN) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(width, 2.3))
-    axes = figure.subplots()
-    axes.set_ylabel(label)
-    return figure, axes
-
-
-def _legend(figure: Figure, columns: int) -> None:
-    """Above the axes, where it hides nothing."""
-    figure.legend(loc="outside upper center", ncols=columns, columnspacing=1.2, handlelength=1.8)
-
-
-def _heatmaps(
-    tables: Sequence[np.ndarray],
-    titles: Sequence[str],
-    x_label: str,
-    y_label: str,
-    limits: tuple[float, float],
-    digits: str,
-    rows: Sequence[Sequence[str]] | None = None,
-) -> Figure:
-    """Side by side, four to a line, with one scale of colours."""
-    columns = min(4, len(tables))
-    lines = -(-len(tables) // columns)
-    width = style.COLUMN if columns == 1 else style.WIDE
-    figure = Figure(figsize=(width, lines * (width / columns + 0.3)))
-    grid = figure.subplots(lines, columns, squeeze=False)
-    for axes in grid.flat[len(tables) :]:
+def draw(charts: Sequence[Chart]) -> Figure:
+    """One chart of lines or bars, or several heat maps side by side, four in a row."""
+    maps = [chart for chart in charts if isinstance(chart.body, HeatMap)]
+    columns = min(4, len(charts))
+    rows = -(-len(charts) // columns)
+    rounds = bool(charts[0].x.borders) and charts[0].y.unit == "%"  # many points
+    width = WIDE if columns > 1 or rounds else COLUMN
+    figure = Figure(figsize=(width, rows * (width / columns + 0.3) if maps else 2.3))
+    grid = figure.subplots(rows, columns, squeeze=False)
+    tops = [chart.body.limits for chart in charts if isinstance(chart.body, HeatMap) and chart.body.limits]
+    for axes, chart in zip(grid.flat, charts, strict=False):
+        if isinstance(chart.body, HeatMap):
+            _heat_map(axes, chart, chart.body, (min(low for low, _ in tops), max(high for _, high in tops)))
+        else:
+            _plot(axes, chart, [series for series in chart.body if series.client is None])
+            entries = 6 if rounds else 2 if chart.y.unit == "B" else 3
+            # above the axes, where it hides nothing
+            figure.legend(loc="outside upper center", ncols=entries, columnspacing=1.2, handlelength=1.8)
+    for axes in grid.flat[len(charts) :]:
         axes.set_visible(False)
-    for place, (axes, cells, title) in enumerate(zip(grid.flat, tables, titles, strict=False)):
-        axes.grid(visible=False)
-        axes.imshow(cells, cmap=style.SCALE, vmin=limits[0], vmax=limits[1], aspect="auto")
-        axes.set(title=_literal(title), xlabel=x_label, ylabel=y_label, xticks=range(cells.shape[1]))
-        axes.set_yticks(range(cells.shape[0]), rows[place] if rows else None)
-        middle = (limits[0] + limits[1]) / 2
-        if cells.shape[1] <= MOST_LABELLED:
-            for (row, column), value in np.ndenumerate(cells):
-                if not np.isnan(value):
-                    colour = "white" if value > middle else "black"
-                    axes.text(column, row, format(value, digits), ha="center", va="center", fontsize=6, color=colour)
     return figure
 
 
-def _task_axis(axes: Axes, groups: Groups) -> None:
-    steps = max(group.runs[0].steps for group in groups)
-    axes.set_xticks([step + 0.5 for step in range(steps)], [f"task {step}" for step in range(steps)])
-    axes.tick_params(axis="x", length=0)
-    axes.grid(visible=False, axis="x")
-    for step in range(1, steps):
-        axes.axvline(step, color="#dddddd", linewidth=0.6, zorder=0)
+def _plot(axes: Axes, chart: Chart, shown: Sequence[Series]) -> None:
+    slots = list(dict.fromkeys(series.key for series in shown))
+    categories = list(dict.fromkeys(x for series in shown for x in series.x if isinstance(x, str)))
+    for series in shown:
+        if series.kind in ("line", "steps"):
+            _line(axes, series)
+            continue
+        width = 0.8 / len(slots)
+        offset = (slots.index(series.key) - (len(slots) - 1) / 2) * width
+        xs = [categories.index(str(x)) + offset for x in series.x]
+        if series.kind == "bar":
+            axes.bar(xs, _values(series.y), width, color=_color(series), label=_literal(series.label))
+        else:
+            axes.plot(xs, _values(series.y), "o", mfc="none", mec=_color(series), ms=2.5, mew=0.6)
+    axes.set_ylabel(chart.y.title)
+    if categories:
+        axes.axhline(0, color="black", linewidth=0.6)
+        axes.set_xticks(range(len(categories)), categories)
+    else:
+        axes.set_xticks([at for at, _ in chart.x.ticks], [text for _, text in chart.x.ticks])
+    if chart.x.borders:
+        axes.tick_params(axis="x", length=0)
+        axes.grid(visible=False, axis="x")
+    for at in chart.x.borders:
+        axes.axvline(at, color="#dddddd", linewidth=0.6, zorder=0)
+    if chart.y.unit == "B":
+        axes.yaxis.set_major_formatter(EngFormatter("B"))
 
 
-def _literal(text: str | None) -> str | None:
-    """A name as it is: matplotlib reads dollars as formulas, and hides what begins with an underscore."""
-    if text is None:
-        return None
+def _line(axes: Axes, series: Series) -> None:
+    color, values = _color(series), _values(series.y)
+    if series.kind == "steps":
+        way = "--" if series.dashed else "-"
+        axes.step(series.x, values, where="post", color=color, linestyle=way, label=_literal(series.label))
+        return
+    dash = DASHES[series.group // len(COLORS) % len(DASHES)]
+    marker = MARKERS[series.group % len(MARKERS)]
+    axes.plot(series.x, values, color=color, linestyle=dash, marker=marker, label=_literal(series.label))
+    deviations = _values(series.deviations)
+    if np.nan_to_num(deviations).any():
+        axes.fill_between(series.x, values - deviations, values + deviations, color=color, alpha=0.15, linewidth=0)
+
+
+def _heat_map(axes: Axes, chart: Chart, body: HeatMap, limits: tuple[float, float]) -> None:
+    cells = np.array([_values(row) for row in body.cells])
+    axes.grid(visible=False)
+    axes.imshow(cells, cmap="Blues", vmin=limits[0], vmax=limits[1], aspect="auto")
+    axes.set(title=_literal(chart.title), xlabel=chart.x.title, ylabel=chart.y.title)
+    short = [name.removeprefix("client ") for name in body.columns]
+    axes.set_xticks(range(len(body.columns)), body.column_ticks or short)
+    axes.set_yticks(range(len(body.rows)), body.row_ticks or [name.removeprefix("client ") for name in body.rows])
+    if len(body.columns) <= MAX_COLUMNS:
+        for (row, column), value in np.ndenumerate(cells):
+            if not np.isnan(value):
+                color = "white" if value > sum(limits) / 2 else "black"
+                text = format(value, f".{min(body.digits, 1)}f")
+                axes.text(column, row, text, ha="center", va="center", fontsize=6, color=color)
+
+
+def _values(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def _color(series: Series) -> str:
+    color = series.group if series.color is None else series.color
+    return COLORS[color % len(COLORS)] if isinstance(color, int) else NAMED[color]
+
+
+def _literal(text: str) -> str:
+    """A name as it is: matplotlib reads dollars as formulas and hides labels that begin with an underscore."""
     shown = text.replace("$", r"\$")
     return f"\u200b{shown}" if shown.startswith("_") else shown

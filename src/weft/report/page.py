@@ -1,199 +1,162 @@
-"""One page from groups of runs: HTML that opens without a network, with everything in it that it needs.
+"""The page: groups of runs as one HTML file that opens without a network.
 
-All words that come from files pass `escape`, or are JSON; a content security policy lets nothing run but the two
-scripts that stand in the page, and nothing be fetched.
+Templates are in assets/. Jinja2 escapes every text that comes from a file, or it is JSON. A content security policy
+allows the two scripts in the page and nothing else, and no request.
 """
 
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import importlib.metadata
 import json
+import time
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib import resources
 from typing import Any
 
-from weft.report.facts import Group
-from weft.report.figures import COLOURS, SYMBOLS, Figure, Section
-from weft.report.learning_figures import (
-    accuracy_section,
-    accuracy_words,
-    adaptation_section,
-    alone_section,
-    forgetting_section,
-    matrix_section,
-)
-from weft.report.sharing_figures import density_section, helping_section, traffic_section
-from weft.report.tables import measures_html, overview_html, overview_words, terms_html
+import jinja2
+from markupsafe import Markup, escape
 
-SECTIONS = (
-    accuracy_section,
-    matrix_section,
-    forgetting_section,
-    adaptation_section,
-    alone_section,
-    helping_section,
-    traffic_section,
-    density_section,
-)
-MARKS = dict(zip(SYMBOLS, "●■◆▲✚★✖▼⬟⬢", strict=True))
+from weft.metrics import Spread
+from weft.report import charts, facts, plotly, text
+from weft.report.charts import learning
+from weft.report.facts import Group
+from weft.report.reading import USUAL, Run
+
+MODELS = {
+    "own": "the client's model after its last epoch",
+    "global": "the client's model after the next global weights",
+}
+SYMBOLS = "●■◆▲✚★✖▼⬟⬢"  # as plotly.SYMBOLS
 
 
 def page(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> str:
-    """The whole page; with `live`, the status of a run that it will go on asking for."""
+    """The whole page; `live` is the status of a run in progress, which the page then polls."""
     content = contents(groups, live)
-    plotly, program = asset("plotly-cartesian.min.js"), asset("page.js")
-    return asset("page.html").format(
-        policy=policy([plotly, program], live is not None),
-        title=escape(content["title"]),
-        style=asset("page.css"),
-        live="yes" if live is not None else "no",
-        head=content["html"]["head"],
-        bar=content["html"]["bar"],
-        status=content["html"].get("status", ""),
-        main="\n".join(f'<section id="{name}">{content["html"][name]}</section>' for name in content["sections"]),
-        data=json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c"),
-        plotly=plotly,
-        program=program,
-        version=escape(importlib.metadata.version("weft")),
+    scripts = [asset("plotly-cartesian.min.js"), asset("page.js")]
+    data = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
+    return (
+        _templates()
+        .get_template("page.html")
+        .render(
+            policy=policy(scripts, live is not None),
+            content=content,
+            style=asset("page.css"),
+            live=live is not None,
+            data=data,
+            scripts=scripts,
+            version=importlib.metadata.version("weft"),
+        )
     )
 
 
 def contents(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """All that changes from page to page, as JSON: the same for a page at rest and for a live one."""
-    sections = [make(groups) for make in SECTIONS] if groups else []
-    html = {"head": _head(groups), "bar": _bar(groups)}
+    """Everything that differs between pages, as JSON; a live page replaces it piece by piece."""
+    parts: Any = _templates().get_template("parts.html").module
+    html = {"head": parts.head(groups), "bar": parts.bar(groups)}
     if live is not None:
-        html["status"] = _status(live)
+        html["status"] = parts.status(live)
+    shown = charts.sections(groups)
     if groups:
-        html["overview"] = _overview(groups)
-        if beside := measures_html(groups):
-            html["measures"] = beside
-        html |= {section.name: _section(section) for section in sections}
-        html["terms"] = terms_html(groups)
-    figures = {figure.name: _spec(figure) for section in sections for figure in section.figures}
-    names = [name for name in html if name not in ("head", "bar", "status")]
+        html["overview"] = parts.overview(groups, _meaning(groups))
+        html["measures"] = parts.measures(groups, [facts.other_metrics(group) for group in groups])
+        html |= {section.name: parts.section(section) for section in shown}
+        html["setup"] = parts.setup(groups, **_setup(groups))
+    html = {name: str(piece).strip() for name, piece in html.items()}
     return {
-        "title": _title(groups),
-        "sections": names,
+        "title": ", ".join([*dict.fromkeys(group.method for group in groups)]) + (" - weft" if groups else "weft"),
+        "sections": [name for name, piece in html.items() if piece and name not in ("head", "bar", "status")],
         "html": html,
-        "figures": figures,
-        "groups": [{"label": group.label, "colour": place % COLOURS} for place, group in enumerate(groups)],
+        "figures": {chart.name: plotly.spec(chart) for section in shown for chart in section.charts},
+        "groups": [{"label": group.label, "color": index % plotly.COLORS} for index, group in enumerate(groups)],
         "over": bool(live and live.get("over")),
     }
-
-
-def _spec(figure: Figure) -> dict[str, Any]:
-    return {
-        "traces": markup_free(figure.traces),
-        "layout": markup_free(figure.layout),
-        "height": figure.height,
-        "group": figure.group,
-        "client": figure.client,
-    }
-
-
-def markup_free(value: Any, key: str = "") -> Any:
-    """Every word that Plotly shows, without markup; templates are written here and have passed `plain`."""
-    if isinstance(value, str) and key not in ("hovertemplate", "texttemplate"):
-        return value.replace("&", "&amp;").replace("<", "&lt;")
-    if isinstance(value, Mapping):
-        return {name: markup_free(item, name) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [markup_free(item, key) for item in value]
-    return value
 
 
 def asset(name: str) -> str:
     return resources.files("weft.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def policy(scripts: Sequence[str], live: bool) -> str:
-    """Nothing is loaded from anywhere, and no script runs but these; a live page asks its own server for news."""
-    digests = (base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode() for text in scripts)
+def policy(scripts: Sequence[str], live: bool) -> Markup:
+    """Load nothing and run only these scripts; a live page may poll its own server."""
+    digests = (base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return (
+    source = "'self'" if live else "'none'"
+    return Markup(
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
-        f"connect-src {chr(39)}{'self' if live else 'none'}{chr(39)}; base-uri 'none'; form-action 'none'"
+        f"connect-src {source}; base-uri 'none'; form-action 'none'"
     )
 
 
-# ---- pieces ----------------------------------------------------------------------------------------------------------
-
-
-def _title(groups: Sequence[Group]) -> str:
-    names = ", ".join(dict.fromkeys(group.method for group in groups))
-    return f"{names} - weft" if names else "weft"
-
-
-def _head(groups: Sequence[Group]) -> str:
-    if not groups:
-        return "<h1>Nothing to show yet</h1>"
-    methods = list(dict.fromkeys(group.method for group in groups))
-    title = methods[0] if len(methods) == 1 else f"{', '.join(methods[:-1])} and {methods[-1]}"
-    first, runs = groups[0].plan, sum(len(group.runs) for group in groups)
-    facts = [
-        f"{first['clients']} clients, {first['tasks']} tasks each, {first['rounds_per_task']} rounds a task",
-        f"{first['scenario']} with {first['network']}",
-        f"{runs} run{'s' if runs > 1 else ''}",
-    ]
-    return f"<h1>{escape(title)}</h1><p class=facts>{' · '.join(map(escape, facts))}</p>"
-
-
-def _bar(groups: Sequence[Group]) -> str:
-    if not groups:
-        return ""
-    chip = "<button type=button class=chip"
-    methods = "".join(
-        f'{chip} data-group="{place}" aria-pressed=true style="--own: var(--s{place % COLOURS})">'
-        f"<i aria-hidden=true>{MARKS[SYMBOLS[place % len(SYMBOLS)]]}</i> {escape(group.label)}</button>"
-        for place, group in enumerate(groups)
+@functools.cache
+def _templates() -> jinja2.Environment:
+    loader = jinja2.FunctionLoader(asset)
+    found = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    clients = sorted({client for group in groups for client in group.clients})
-    people = "".join(f'{chip} data-client="{client}" aria-pressed=false>{client}</button>' for client in clients)
+    found.filters |= {
+        "percent": _percent,
+        "size": lambda value: "-" if value is None else text.size(value),
+        "duration": lambda value: "-" if value is None else text.duration(value),
+        "spread": lambda value: text.spread_text(value, 3, "±"),
+        "plain": text.plain,
+        "sentence": lambda value: escape(value).replace(" %", Markup("&nbsp;%")),  # keep number and sign on one line
+        "symbol": lambda index: SYMBOLS[index % len(SYMBOLS)],
+        "color": lambda index: f"--own: var(--s{index % plotly.COLORS})",
+        "row": facts.row,
+        "plural": text.plural,
+    }
+    found.globals |= {"ranking": learning.ranking, "warnings": learning.warnings}
+    return found
+
+
+def _percent(value: Spread | None) -> str:
+    if value is None:
+        return "-"
+    scaled = (100 * value.mean, None if value.deviation is None else 100 * value.deviation)
+    return f"{text.spread_text(scaled, 1, '±')} %"
+
+
+def _meaning(groups: Sequence[Group]) -> str:
+    names = dict.fromkeys(str(group.plan.get("measured_model", "own")) for group in groups)
+    models = " / ".join(MODELS.get(name, name) for name in names)
+    several = "; with several seeds the mean ± one standard deviation" if any(len(g.runs) > 1 for g in groups) else ""
     return (
-        f'<div role=group aria-label="Methods that are shown"><span class=of>Methods</span>{methods}</div>'
-        f'<div role=group aria-label="Clients that are shown"><span class=of>Clients</span>'
-        f"{chip} data-client=mean aria-pressed=true>mean</button>{people}</div>"
+        f"Accuracy: on the test images of every task learned, at the end{several}. The tested model is {models}. "
+        "Up and down: bytes, and the nonzero values sent as a share of dense weights. Model: everything needed for all "
+        "tasks; paper's: nonzero values of B and A only. Bytes and sizes are of all clients, the mean over seeds."
     )
 
 
-def _status(live: Mapping[str, Any]) -> str:
-    done, total = live.get("done", 0), live.get("total", 0)
-    bar = f'<progress max="{total}" value="{done}" aria-label="progress"></progress>' if total else ""
-    return f'<p class="state {escape(str(live["kind"]))}">{escape(str(live["words"]))}</p>{bar}'
-
-
-def _overview(groups: Sequence[Group]) -> str:
-    words = overview_words(groups, accuracy_words(groups))
-    return f"<h2>Results</h2>{_words(words)}{overview_html(groups)}"
-
-
-def _words(text: str) -> str:
-    """A sentence in which no number loses its sign of percent at the end of a line."""
-    return f"<p class=words>{escape(text).replace(' %', '&nbsp;%')}</p>"
-
-
-def _section(section: Section) -> str:
-    parts = [f"<h2>{escape(section.title)}</h2>{_words(section.words)}"]
-    if section.about:
-        parts.append(f"<p class=about>{escape(section.about)}</p>")
-    if section.figures:
-        kind = "figures small" if section.small else "figures"
-        parts.append(f'<div class="{kind}">{"".join(map(_figure, section.figures))}</div>')
-    if section.caveats:
-        lines = "".join(f"<li>{escape(line)}</li>" for line in section.caveats)
-        parts.append(f"<div class=caveats><h3>Read with care</h3><ul>{lines}</ul></div>")
-    return "".join(parts)
-
-
-def _figure(figure: Figure) -> str:
-    words = escape(figure.words)
-    return (
-        f'<figure id="fig-{figure.name}" data-name="{figure.name}"><figcaption>{escape(figure.title)}</figcaption>'
-        f'<div class=plot role=img aria-label="{words}" style="height:{figure.height}px"></div>'
-        "<details class=numbers><summary>The numbers</summary>"
-        '<button type=button class="chip save">Save as SVG</button></details></figure>'
+def _setup(groups: Sequence[Group]) -> dict[str, Any]:
+    """The plans, the environments and the incidents of the journals."""
+    runs = [run for group in groups for run in group.runs]
+    events = sorted(
+        (event.at, run.folder.name, event.text) for run in runs for event in run.events if event.kind not in USUAL
     )
+    dated = [(time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)), name, line) for at, name, line in events]
+    notes = [("-", run.folder.name, note) for run in runs for note in run.notes]
+    notes += [("-", group.label, note) for group in groups for note in group.notes]
+    environments: dict[str, list[str]] = {}
+    for run in runs:
+        environments.setdefault(json.dumps(run.environment, indent=2), []).append(run.folder.name)
+    differing = facts.differences(groups)
+    return {
+        "summary": _incidents(runs),
+        "incidents": dated + notes,
+        # an option that only one method has is no difference in setup: it is in its plan
+        "differing": {key: values for key, values in differing.items() if values.count(None) < len(values) - 1},
+        "environments": environments,
+    }
+
+
+def _incidents(runs: Sequence[Run]) -> str:
+    kinds = [event.kind for run in runs for event in run.events if event.is_incident]
+    resumed, unread = kinds.count("resumed"), sum(len(run.notes) for run in runs)
+    parts = [f"resumed {text.plural(resumed, 'time')}"] if resumed else []
+    parts += [text.plural(len(kinds) - resumed, "other incident")] if len(kinds) > resumed else []
+    parts += [f"{text.plural(unread, 'item')} could not be read"] if unread else []
+    what = "The run" if len(runs) == 1 else f"All {len(runs)} runs"
+    return f"{', '.join(parts).capitalize()}." if parts else f"{what} finished without an incident so far."

@@ -1,8 +1,8 @@
-"""Run folders as plain dataclasses: everything that is shown anywhere comes through here and through states.py.
+"""Reader of run folders: journal, ledger, accuracy, plan and summary as plain dataclasses.
 
-A folder may belong to a run that is going on, was killed, or ended long ago: whatever whole lines there are is read,
-and what cannot be read is said in `notes`. A plan is read as words, so that a method or network that only another
-machine has does no harm.
+The run may be in progress, killed or finished. The reader takes every complete line and reports what it cannot read in
+`Run.notes`. It reads the plan as plain TOML, so the method or network of a run need not be installed here. Importing
+this module loads neither numpy nor torch.
 """
 
 from __future__ import annotations
@@ -20,78 +20,137 @@ from weft.files import is_held
 from weft.metrics import Matrix
 from weft.plan import flat_keys
 from weft.report.states import Attention, Density, Layer, StateReader
+from weft.report.text import plain
 from weft.runs.folder import Measured, accuracy_matrices, check_layout, load_summary, read_measures, read_rows
+from weft.wire.ledger import Entry
 
 USUAL = ("created", "finished")
-# what a site may do: it has no task yet, wants to take part no more or is taken out, is back, is asked once more
-ORDERLY = ("waiting", "left", "removed", "back", "retry")
-DAILY = ("reply", "tested")  # events of every round or task; all others are told one by one
-TRIES = 3  # a run that goes on may replace its checkpoint while it is being read
+ROUTINE = ("reply", "tested")  # events of every round or task
+SITE_EVENTS = ("waiting", "left", "removed", "back", "retry")  # normal events of a site
+ATTEMPTS = 3  # a run in progress may replace its checkpoint while it is read
 
 
-class Sent(NamedTuple):
-    """One line of the ledger, a part of a message: `foreign` stands for all A's that came along."""
+# ---- the journal -----------------------------------------------------------------------------------------------------
 
-    direction: str  # c2s or s2c
-    client: int
-    step: int
-    round: int
-    part: str
-    bytes: int
-    nonzeros: int
-    dense_bytes: int
+
+class Event(NamedTuple):
+    """A line of journal.jsonl."""
+
+    at: float  # seconds since 1970
+    kind: str
+    facts: dict[str, Any]
+
+    @property
+    def is_incident(self) -> bool:
+        return self.kind not in (*USUAL, *ROUTINE, *SITE_EVENTS)
+
+    @property
+    def text(self) -> str:
+        return " ".join([self.kind, *(f"{key}={plain(value)}" for key, value in self.facts.items())])
+
+
+class Journal:
+    """Reads journal.jsonl from where the last call stopped; an incomplete last line is left for the next call."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / "journal.jsonl"
+        self.notes: list[str] = []  # damaged lines
+        self._position = 0
+
+    def new_events(self) -> list[Event]:
+        """Events added since the last call; none if the file does not exist."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._position)
+                blob = file.read()
+        except OSError:
+            return []
+        blob = blob[: blob.rfind(b"\n") + 1]
+        self._position += len(blob)
+        events = []
+        for line in blob.decode("utf-8", errors="replace").splitlines():
+            try:
+                facts = json.loads(line)
+                events.append(Event(float(facts.pop("at")), str(facts.pop("event")), facts))
+            except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+                self.note(line)
+        return events
+
+    def note(self, line: str) -> None:
+        self.notes.append(f"a line of {self.path} is damaged and left out: {line[:80]!r}")
+
+
+def read_journal(folder: Path) -> list[Event]:
+    """All events of a run so far, without damaged lines; a resumed run may have written equal replies twice."""
+    return Journal(folder).new_events()
 
 
 class Round(NamedTuple):
-    """What a client answered in a round."""
+    """One client's local training in one round."""
 
     client: int
-    step: int
+    task: int
     round: int
-    at: float  # seconds since 1970
+    at: float
     valid_accuracy: float | None
     valid_loss: float | None
     train_loss: float | None
 
 
-class Event(NamedTuple):
-    """A line of the journal that is no everyday answer."""
+def read_rounds(events: Iterable[Event], journal: Journal) -> tuple[Round, ...]:
+    """The rounds that count, each once.
 
-    at: float
-    event: str
-    facts: dict[str, Any]
+    A resumed run repeats what came after its checkpoint: a client's first reply after `resumed` replaces everything of
+    that client from that round on.
+    """
+    rounds: dict[tuple[int, int, int], Round] = {}
+    repeating: set[int] = set()  # clients without a reply since the run was resumed
+    for event in events:
+        if event.kind == "resumed":
+            repeating |= {client for _, _, client in rounds}
+        if event.kind != "reply":
+            continue
+        try:
+            client, task, number = (int(event.facts[key]) for key in ("client", "task", "round"))
+            if client in repeating:
+                rounds = {key: value for key, value in rounds.items() if key[2] != client or key[:2] < (task, number)}
+                repeating.discard(client)
+            if "images" in event.facts:  # local training, not only a test
+                values = (_finite(event.facts.get(key)) for key in Round._fields[4:])
+                rounds[task, number, client] = Round(client, task, number, event.at, *values)
+        except (ValueError, KeyError, TypeError, OverflowError):
+            journal.note(event.text)
+    return tuple(rounds[key] for key in sorted(rounds))
 
-    @property
-    def is_incident(self) -> bool:
-        return self.event not in (*USUAL, *ORDERLY)
 
-    @property
-    def words(self) -> str:
-        facts = (f"{key}={_in_words(value)}" for key, value in self.facts.items())
-        return " ".join([self.event, *facts])
+def _finite(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
 
 
-def _in_words(value: Any) -> str:
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+# ---- the whole folder ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Run:
     folder: Path
     plan: dict[str, Any]
-    summary: dict[str, Any] | None  # None: not over
+    summary: dict[str, Any] | None  # None: not finished
     environment: dict[str, Any]
     layers: tuple[Layer, ...]
-    tasks: tuple[tuple[str, ...], ...]  # names, by client and step
+    task_names: tuple[tuple[str, ...], ...]  # by client and task
     matrices: dict[int, Matrix]
-    measures: tuple[Measured, ...]  # beside accuracy, where the plan asks for any
+    measures: tuple[Measured, ...]  # other metrics than accuracy
     rounds: tuple[Round, ...]
-    sent: tuple[Sent, ...]
+    sent: tuple[Entry, ...]
     densities: tuple[Density, ...]
     attention: tuple[Attention, ...]
-    events: tuple[Event, ...]
+    events: tuple[Event, ...]  # without replies and tests
     notes: tuple[str, ...]  # what could not be read
-    held: bool | None  # is a process working on it? None: this system cannot tell
+    held: bool | None  # does a process hold the lock? None: unknown on this system
 
     @property
     def seed(self) -> int:
@@ -102,7 +161,7 @@ class Run:
         return int(self.plan["clients"])
 
     @property
-    def steps(self) -> int:
+    def tasks(self) -> int:
         return int(self.plan["tasks"])
 
     @property
@@ -110,24 +169,24 @@ class Run:
         return int(self.plan["rounds_per_task"])
 
     @functools.cached_property
-    def _longest(self) -> dict[int, int]:
-        found: dict[int, int] = {}
+    def _last_round(self) -> dict[int, int]:
+        last: dict[int, int] = {}
         for item in self.rounds:
-            found[item.step] = max(item.round + 1, found.get(item.step, 0))
-        return found
+            last[item.task] = max(item.round, last.get(item.task, 0))
+        return last
 
-    def rounds_of(self, step: int) -> int:
-        """Rounds of a task; with task clocks of their own some clients take more than the plan's number for it."""
-        return max(self.rounds_per_task, self._longest.get(step, 0))
+    def rounds_of(self, task: int) -> int:
+        """Rounds of a task: with per-client task clocks, some clients take more than the plan says."""
+        return max(self.rounds_per_task, self._last_round.get(task, -1) + 1)
 
-    def task_name(self, client: int, step: int) -> str:
-        named = client < len(self.tasks) and step < len(self.tasks[client])
-        return self.tasks[client][step] if named else f"task {step}"
+    def task_name(self, client: int, task: int) -> str:
+        named = client < len(self.task_names) and task < len(self.task_names[client])
+        return self.task_names[client][task] if named else f"task {task}"
 
 
 @dataclass
 class Reader:
-    """Reads one folder again and again; what did not change since is not computed anew."""
+    """Reads one folder repeatedly; checkpoint files that did not change are not read again."""
 
     folder: Path
     _states: StateReader | None = field(default=None, repr=False)
@@ -136,28 +195,31 @@ class Reader:
         folder = self.folder
         check_layout(folder)
         notes: list[str] = []
-        layers, tasks = _contents(folder, notes)
-        rounds, events = read_journal(folder, notes)
+        layers, task_names = _contents(folder, notes)
+        journal = Journal(folder)
+        events = journal.new_events()
+        rounds = read_rounds(events, journal)
+        notes += journal.notes
         densities, attention = self._read_states(layers, notes)
         try:
             summary = load_summary(folder)
-        except WeftError as problem:
+        except WeftError as error:
             summary = None
-            notes.append(str(problem))
+            notes.append(str(error))
         return Run(
             folder=folder,
             plan=_plan(folder),
             summary=summary,
-            environment=_json(folder / "environment.json", {}),
+            environment=_json(folder / "environment.json"),
             layers=layers,
-            tasks=tasks,
+            task_names=task_names,
             matrices=dict(accuracy_matrices(folder)),
             measures=tuple(read_measures(folder)),
             rounds=rounds,
             sent=tuple(read_ledger(folder)),
             densities=densities,
             attention=attention,
-            events=events,
+            events=tuple(event for event in events if event.kind not in ROUTINE),
             notes=tuple(notes),
             held=is_held(folder / ".lock"),
         )
@@ -165,39 +227,35 @@ class Reader:
     def _read_states(
         self, layers: tuple[Layer, ...], notes: list[str]
     ) -> tuple[tuple[Density, ...], tuple[Attention, ...]]:
-        checkpoints = self.folder / "checkpoints"
         if not layers:
             return (), ()
-        if self._states is None:
-            self._states = StateReader(checkpoints, layers)
-        said = ""
-        for _ in range(TRIES):
-            densities: list[Density] = []
-            attention: list[Attention] = []
+        checkpoints = self.folder / "checkpoints"
+        self._states = self._states or StateReader(checkpoints, layers)
+        problem = ""
+        for _ in range(ATTEMPTS):
             try:
-                clients = _json(checkpoints / "manifest.json", {}).get("clients", {})
-                for client in sorted(clients, key=int):
-                    dense, foreign = self._states.read(int(client), clients[client])
-                    densities += dense
-                    attention += foreign
-                return tuple(densities), tuple(attention)
-            except WeftError as problem:
-                said = str(problem)
+                return self._states.read(_json(checkpoints / "manifest.json"))
+            except WeftError as error:
+                problem = str(error)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                said = f"the checkpoint in {checkpoints} cannot be understood ({error!r})"
-        notes.append(f"{said}; density and attention are left out")
+                problem = f"the checkpoint in {checkpoints} has an unknown layout ({error!r})"
+        notes.append(f"{problem}; density and attention are left out")
         return (), ()
 
 
+def read_run(folder: Path) -> Run:
+    return Reader(folder).read()
+
+
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in some folders: each a run folder itself, or one that holds run folders."""
-    return [Reader(folder).read() for folder in find_runs(folders)]
+    """All runs in some folders: each is a run folder or contains run folders."""
+    return [read_run(folder) for folder in find_runs(folders)]
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for folder in folders:
-        inside = sorted(path.parent for path in folder.glob("*/run.json")) if not is_run(folder) else []
+        inside = [] if is_run(folder) else sorted(path.parent for path in folder.glob("*/run.json"))
         if not inside:
             check_layout(folder)
         found += inside or [folder]
@@ -208,73 +266,26 @@ def is_run(folder: Path) -> bool:
     return (folder / "run.json").exists()
 
 
-def read_ledger(folder: Path) -> list[Sent]:
-    found = []
-    for row in read_rows(folder, "ledger.csv"):
-        try:
-            direction, client, step, round_index, part, size, nonzeros, dense = row
-            name = part.partition("/")[0]
-            place = (int(client), int(step), int(round_index))
-            found.append(Sent(direction, *place, name, int(size), int(nonzeros), int(dense)))
-        except ValueError:
-            line = ",".join(row)
-            raise WeftError(f"{folder / 'ledger.csv'} is damaged at {line[:80]!r}; run again in a new folder") from None
-    return found
-
-
-def read_journal(folder: Path, notes: list[str]) -> tuple[tuple[Round, ...], tuple[Event, ...]]:
-    """The rounds that count, and all other events. A run that goes on repeats what came after its checkpoint: the first
-    answer of a client after `resumed` takes back everything of that client from its round on."""
-    rounds: dict[tuple[int, int, int], Round] = {}
-    events: list[Event] = []
-    repeating: set[int] = set()  # clients that have not answered since the run went on
-    for line in _whole_lines(folder / "journal.jsonl"):
-        try:
-            facts = json.loads(line)
-            at, event = float(facts.pop("at")), str(facts.pop("event"))
-            if event not in DAILY:
-                events.append(Event(at, event, facts))
-                repeating |= {client for _, _, client in rounds} if event == "resumed" else set()
-                continue
-            if event == "tested":  # what it says stands in accuracy.csv
-                continue
-            client, step, place = int(facts["client"]), int(facts["task"]), int(facts["round"])
-            if client in repeating:
-                rounds = {key: value for key, value in rounds.items() if key[2] != client or key[:2] < (step, place)}
-                repeating.discard(client)
-            if "images" in facts:  # a round of training, not a test alone
-                measured = (_measured(facts, key) for key in ("valid_accuracy", "valid_loss", "train_loss"))
-                rounds[step, place, client] = Round(client, step, place, at, *measured)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            notes.append(f"a line of {folder / 'journal.jsonl'} is damaged and left out: {line[:80]!r}")
-    return tuple(rounds[key] for key in sorted(rounds)), tuple(events)
-
-
-def _measured(facts: dict[str, Any], key: str) -> float | None:
-    value = facts.get(key)
-    if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
-        raise ValueError
-    return value
+def read_ledger(folder: Path) -> list[Entry]:
+    try:
+        return [Entry.from_row(row) for row in read_rows(folder, "ledger.csv")]
+    except WeftError as error:
+        raise WeftError(f"{folder / 'ledger.csv'}: {error}; run again in a new folder") from None
 
 
 def _contents(folder: Path, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[tuple[str, ...], ...]]:
+    """The layers of the network and the names of the tasks; empty if the run has just started."""
     path = folder / "contents.json"
     if not path.exists():
-        return (), ()  # the run has only just begun, or was made before this file was
+        return (), ()
     try:
         contents = json.loads(path.read_text(encoding="utf-8"))
-        layers = []
-        for layer in contents["layers"]:
-            rows, *rest = layer["shape"]
-            width = 1
-            for size in rest:
-                width *= int(size)
-            layers.append(Layer(str(layer["name"]), int(rows), width))
-        tasks = tuple(tuple(str(task["name"]) for task in sequence) for sequence in contents["tasks"])
+        layers = tuple(Layer(str(item["name"]), tuple(map(int, item["shape"]))) for item in contents["layers"])
+        names = tuple(tuple(str(task["name"]) for task in sequence) for sequence in contents["tasks"])
     except (OSError, ValueError, KeyError, TypeError):
-        notes.append(f"{path} cannot be read; what is shown layer by layer is left out")
+        notes.append(f"{path} cannot be read; everything by layer is left out")
         return (), ()
-    return tuple(layers), tasks
+    return layers, names
 
 
 def _plan(folder: Path) -> dict[str, Any]:
@@ -285,22 +296,14 @@ def _plan(folder: Path) -> dict[str, Any]:
             int(plan[key])
         if not isinstance(plan["method"], str):
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):  # a TOMLDecodeError is a ValueError
-        raise WeftError(f"{path} cannot be read; put it back, or run again in a new folder") from None
+    except (OSError, ValueError, KeyError, TypeError):  # TOMLDecodeError is a ValueError
+        raise WeftError(f"{path} cannot be read; restore it, or run again in a new folder") from None
     return plan
 
 
-def _json(path: Path, otherwise: dict[str, Any]) -> dict[str, Any]:
+def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return otherwise
-    return found if isinstance(found, dict) else otherwise
-
-
-def _whole_lines(path: Path) -> list[str]:
-    try:
-        text = path.read_bytes().decode("utf-8", errors="replace")
-    except OSError:
-        return []
-    return text[: text.rfind("\n") + 1].splitlines()
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,158 +1,187 @@
-"""What the states of clients say about A, m and attention, layer by layer: read from checkpoints, without torch.
+"""Reader of client checkpoints: density of A and m, and attention, by layer. Needs numpy, not torch.
 
-A state's archive has one safetensors file for each thing that a task left behind (core/storage.py writes them). Each is
-read once, whichever page asks for it again: a file is known by its checksum.
+All knowledge of the checkpoint layout is in the section "layout" below. It expects, as core/storage.py writes it:
+
+    manifest.json    {"clients": {client: {"file": [name, checksum], "archive": {key: [name, checksum]}}}}
+    archive keys     "adaptive/TASK", "mask/TASK", "attention/TASK" of a finished task; "foreign/CLIENT.TASK"
+    archive files    safetensors with one vector: "it" if dense, else "it:indices" and "it:values"; all layers in order
+    state file       safetensors whose metadata "numbers" is JSON; "foreign/TASK" lists the foreign A's of a task
+    attention        one value for each layer and foreign A: alpha[layer * count + index]
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.errors import WeftError
 from weft.files import checksum as checksum_of
+from weft.lazy import np
 
-Vector = NDArray[np.float32]
-Mark = Sequence[Any]  # [file name, checksum]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Vector = NDArray[np.float32]
+
+FileMark = Sequence[Any]  # [file name, checksum]
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One weight matrix; `rows` are its output units, `width` the values of each."""
+    """One weight tensor of the network; its first dimension counts the output units."""
 
     name: str
-    rows: int
-    width: int
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Density:
-    """What one task of one client keeps: shares of values that are not zero, for each layer."""
+    """Shares of nonzero values in A and m of one finished task, for each layer."""
 
     client: int
-    step: int
-    adaptive: tuple[float, ...]  # of A
-    mask: tuple[float, ...]  # of m
-    mask_mean: tuple[float, ...]  # m itself: a sigmoid is never zero, so its share of nonzeros says nothing
+    task: int
+    adaptive: tuple[float, ...]  # A
+    mask: tuple[float, ...]  # m
+    mask_mean: tuple[float, ...]  # mean of m: a sigmoid is never zero, so its density says nothing
 
 
 @dataclass(frozen=True)
 class Attention:
-    """How one task of one client uses one foreign A."""
+    """How one task of one client uses the A of another client's task."""
 
     client: int
-    step: int
-    giver: int
-    given_step: int
+    task: int
+    sender: int
+    sender_task: int
     alphas: tuple[float, ...]  # for each layer
-    norms: tuple[float, ...]  # Euclidean, of the foreign A in each layer: alpha * A is what theta gets
-    among: int  # so many foreign A's the task was given
+    norms: tuple[float, ...]  # Euclidean norm of the foreign A in each layer
+    count: int  # foreign A's that the task received; alpha starts at 1 / count
 
 
-class StateReader:
-    """Reads states of one run folder; remembers what it computed of each file."""
-
-    def __init__(self, folder: Path, layers: Sequence[Layer]):
-        self._folder, self._layers = folder, layers
-        self._known: dict[tuple[str, str, int], tuple[float, ...]] = {}
-        self._sizes = [layer.rows * layer.width for layer in layers]
-        self._rows = [layer.rows for layer in layers]
-
-    def read(self, client: int, reference: Mapping[str, Any]) -> tuple[list[Density], list[Attention]]:
-        """All that the tasks learned so far left behind."""
-        archive: Mapping[str, Mark] = reference["archive"]
-        steps = sorted(int(key.partition("/")[2]) for key in archive if key.startswith("adaptive/"))
-        densities = [
-            Density(
-                client,
-                step,
-                self._of(archive[f"adaptive/{step}"], "density", self._adaptive_density),
-                self._of(archive[f"mask/{step}"], "density", self._mask_density),
-                self._of(archive[f"mask/{step}"], "mean", self._mask_mean),
-            )
-            for step in steps
-        ]
-        used = [step for step in steps if f"attention/{step}" in archive]
-        numbers = read_numbers(self._folder / reference["file"][0]) if used else {}
-        attention = []
-        for step in used:
-            keys = numbers[f"foreign/{step}"]
-            alphas = self._of(archive[f"attention/{step}"], "values", lambda vector: vector)
-            for place, key in enumerate(keys):
-                giver, given_step = map(int, key.split("."))
-                norms = self._of(archive[f"foreign/{key}"], "norms", self._norms)
-                own = alphas[place :: len(keys)]  # layer by layer, as Eq. 1 is computed
-                attention.append(Attention(client, step, giver, given_step, own, norms, len(keys)))
-        return densities, attention
-
-    def _of(self, mark: Mark, what: str, compute: Callable[[Any], Any]) -> tuple[float, ...]:
-        name, checksum = mark
-        key = (what, "" if what == "norms" else name, checksum)  # a foreign A is the same file at every client
-        if key not in self._known:
-            found = compute(read_vector(self._folder / name, checksum))
-            self._known[key] = tuple(float(value) for value in found)
-        return self._known[key]
-
-    def _by_layer(self, vector: Vector | Sparse) -> list[Vector]:
-        """The values of each layer; of a sparse vector those that are stored."""
-        if isinstance(vector, Sparse):
-            return np.split(vector.values, np.searchsorted(vector.indices, np.cumsum(self._sizes)[:-1]))
-        return np.split(vector, np.cumsum(self._sizes)[:-1])
-
-    def _adaptive_density(self, vector: Vector | Sparse) -> list[float]:
-        parts = zip(self._by_layer(vector), self._sizes, strict=True)
-        return [np.count_nonzero(values) / size for values, size in parts]
-
-    def _norms(self, vector: Vector | Sparse) -> list[float]:
-        return [float(np.linalg.norm(values.astype(np.float64))) for values in self._by_layer(vector)]
-
-    def _masks(self, vector: Vector) -> list[Vector]:
-        return np.split(vector, np.cumsum(self._rows)[:-1])
-
-    def _mask_density(self, vector: Vector) -> list[float]:
-        return [np.count_nonzero(values) / values.size for values in self._masks(vector)]
-
-    def _mask_mean(self, vector: Vector) -> list[float]:
-        return [float(values.mean(dtype=np.float64)) for values in self._masks(vector)]
+# ---- layout ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Sparse:
-    """Some values of a vector and where they stand; the indices increase."""
+class TaskFiles(NamedTuple):
+    """Where a checkpoint stores one finished task of one client."""
+
+    adaptive: FileMark
+    mask: FileMark
+    attention: FileMark | None
+    foreign: Sequence[tuple[int, int, FileMark]]  # client, task and file of each foreign A, in the order of attention
+
+
+def task_files(folder: Path, reference: Mapping[str, Any]) -> dict[int, TaskFiles]:
+    """The finished tasks of one client; `reference` is the client's entry in the manifest."""
+    archive: Mapping[str, FileMark] = reference["archive"]
+    tasks = sorted(int(key.partition("/")[2]) for key in archive if key.startswith("adaptive/"))
+    attentive = any(f"attention/{task}" in archive for task in tasks)
+    numbers = read_numbers(folder / reference["file"][0]) if attentive else {}
+    found = {}
+    for task in tasks:
+        attention = archive.get(f"attention/{task}")
+        keys: list[str] = numbers[f"foreign/{task}"] if attention else []
+        foreign = [(*map(int, key.split(".")), archive[f"foreign/{key}"]) for key in keys]
+        found[task] = TaskFiles(archive[f"adaptive/{task}"], archive[f"mask/{task}"], attention, foreign)  # type: ignore[arg-type]
+    return found
+
+
+class Sparse(NamedTuple):
+    """The stored values of a vector and their positions, increasing."""
 
     indices: NDArray[np.int32]
     values: Vector
 
 
 def read_vector(path: Path, checksum: int) -> Vector | Sparse:
-    """The one payload of an archive's file."""
     import safetensors
 
     try:
         with safetensors.safe_open(path, "np") as file:
-            metadata, parts = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except OSError as error:
         raise WeftError(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror or error})") from None
     except safetensors.SafetensorError:
-        metadata, parts = {}, {}
-    if checksum_of(parts, metadata) != checksum:
-        raise WeftError(f"the checkpoint is corrupt: {path} is not what was written")
-    return Sparse(parts["it:indices"], parts["it:values"]) if "it:indices" in parts else parts["it"]
+        metadata, tensors = {}, {}
+    if checksum_of(tensors, metadata) != checksum:
+        raise WeftError(f"the checkpoint is corrupt: {path} does not match its checksum")
+    return Sparse(tensors["it:indices"], tensors["it:values"]) if "it:indices" in tensors else tensors["it"]
 
 
 def read_numbers(path: Path) -> dict[str, Any]:
-    """The numbers of a state, which stand in its file's header: the tensors behind it are not read."""
+    """The numbers of a state, from the header of its file; the tensors are not read."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, path.stat().st_size)))  # a damaged one claims any length
+            header = json.loads(file.read(min(length, path.stat().st_size)))  # a damaged file may claim any length
         numbers: dict[str, Any] = json.loads(header["__metadata__"]["numbers"])
     except (OSError, ValueError, KeyError) as error:
         raise WeftError(f"the checkpoint is incomplete: {path} cannot be read ({error})") from None
     return numbers
+
+
+# ---- values by layer -------------------------------------------------------------------------------------------------
+
+
+class StateReader:
+    """Reads the states of one run; results are kept by checksum, so an unchanged file is read once."""
+
+    def __init__(self, folder: Path, layers: Sequence[Layer]):
+        self._folder = folder
+        self._sizes = [layer.size for layer in layers]
+        self._ends = np.cumsum(self._sizes)[:-1]
+        self._rows = np.cumsum([layer.shape[0] for layer in layers])[:-1]  # m has one value for each output unit
+        self._known: dict[tuple[str, str, int], tuple[float, ...]] = {}
+
+    def read(self, manifest: Mapping[str, Any]) -> tuple[tuple[Density, ...], tuple[Attention, ...]]:
+        """Density and attention of every finished task of every client."""
+        densities, attention = [], []
+        clients = manifest.get("clients", {})
+        for client in sorted(map(int, clients)):
+            for task, files in task_files(self._folder, clients[str(client)]).items():
+                adaptive = self._values("density", files.adaptive, self._density)
+                mask = self._values("mask", files.mask, self._mask_density)
+                mean = self._values("mean", files.mask, self._mask_mean)
+                densities.append(Density(client, task, adaptive, mask, mean))
+                if files.attention is None:
+                    continue
+                alphas = self._values("alphas", files.attention, lambda vector: vector)
+                count = len(files.foreign)
+                for index, (sender, sender_task, mark) in enumerate(files.foreign):
+                    norms = self._values("norms", mark, self._norms)
+                    own = alphas[index::count]
+                    attention.append(Attention(client, task, sender, sender_task, own, norms, count))
+        return tuple(densities), tuple(attention)
+
+    def _values(self, what: str, mark: FileMark, compute: Callable[[Any], Any]) -> tuple[float, ...]:
+        name, checksum = mark
+        key = (what, "" if what == "norms" else name, checksum)  # every client stores the same foreign A
+        if key not in self._known:
+            self._known[key] = tuple(float(value) for value in compute(read_vector(self._folder / name, checksum)))
+        return self._known[key]
+
+    def _by_layer(self, vector: Vector | Sparse) -> list[Vector]:
+        """The values of each layer; of a sparse vector those that are stored."""
+        if isinstance(vector, Sparse):
+            return np.split(vector.values, np.searchsorted(vector.indices, self._ends))
+        return np.split(vector, self._ends)
+
+    def _density(self, vector: Vector | Sparse) -> list[float]:
+        layers = zip(self._by_layer(vector), self._sizes, strict=True)
+        return [np.count_nonzero(values) / size for values, size in layers]
+
+    def _norms(self, vector: Vector | Sparse) -> list[float]:
+        return [float(np.linalg.norm(values.astype(np.float64))) for values in self._by_layer(vector)]
+
+    def _mask_density(self, vector: Vector) -> list[float]:
+        return [np.count_nonzero(values) / values.size for values in np.split(vector, self._rows)]
+
+    def _mask_mean(self, vector: Vector) -> list[float]:
+        return [float(values.mean(dtype=np.float64)) for values in np.split(vector, self._rows)]

@@ -1,147 +1,242 @@
-"""What a run did, for a terminal of 80 columns: the facts of the page as tables and small charts."""
+"""Runs in a terminal of 80 columns, as rich tables."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from weft import metrics
-from weft.report.facts import Group, group, over_rounds, over_tasks
-from weft.report.helping import CAVEATS, largest_move, mean_contributions, shares
-from weft.report.reading import ORDERLY, Event, Run
-from weft.report.screens import decimals, percent
+from weft.metrics import at_the_end, over_clients, spread
+from weft.registry import short
+from weft.report import facts
+from weft.report.reading import SITE_EVENTS, Event, Run
+from weft.report.text import decimals, percent, share_of_dense, size
+from weft.runs.folder import Measured
 
-BLOCKS, LETTERS = "▁▂▃▄▅▆▇█", ".:-=+*#@"  # for terminals that can show blocks, and for those that cannot
-MOST_COLUMNS = 10  # of tasks or clients
-MOST_ROUNDS = 24  # columns of a chart
+SPLITS = ("train", "test", "valid")
+MAX_COLUMNS = 10  # tasks or clients
+MAX_TASKS = 60  # rows of a scenario
 
 
-def spark(values: Sequence[float | None], low: float, high: float, signs: str = BLOCKS) -> str:
-    """A line of small bars; a gap where there is nothing.
+def table(title: str, left: Sequence[str], right: Sequence[str] = (), wide: int = 1) -> Table:
+    """A table with text columns first and columns of numbers after them, which are never cut; `wide`: padding."""
+    found = Table(
+        title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, wide, 0, 0), min_width=len(title)
+    )
+    for heading in left:
+        found.add_column(heading, overflow="fold")
+    for heading in right:
+        found.add_column(heading, justify="right", no_wrap=True)
+    return found
 
-    >>> spark([0.0, 0.5, None, 1.0], 0, 1)
-    '▁▅ █'
-    >>> spark([0.5, 0.5], 0.5, 0.5, LETTERS)
-    '@@'
+
+def plus_minus(console: Console) -> str:
+    """The sign before a standard deviation, in ASCII if the terminal has no other."""
+    return "±" if console.encoding.startswith("utf") else "+-"
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def comparison(
+    summaries: Sequence[Mapping[str, Any]], names: Sequence[str] | None = None, mean: str | None = None
+) -> Group:
+    """One row for each run: accuracy, bytes, size of the model. `names` tell runs with equal labels apart.
+
+    With `mean`, the sign before a deviation, the runs are seeds of one plan and two last rows sum them up.
     """
-    reach = high - low
-
-    def sign(value: float) -> str:
-        part = (value - low) / reach if reach > 0 else 1.0
-        return signs[min(len(signs) - 1, max(0, round(part * (len(signs) - 1) + 1e-9)))]
-
-    return "".join(" " if value is None else sign(value) for value in values)
-
-
-def more_about(run: Run, console: Console) -> list[RenderableType]:
-    """Beside the table of results, the matrices and the bytes: all else that the page shows of one run."""
-    one = group([run])[0]
-    signs = BLOCKS if console.encoding.startswith("utf") else LETTERS
-    found: list[RenderableType] = []
-    if one.steps:
-        found.append(_learning(one, signs))
-    if run.densities:
-        found.append(_density(run))
-    if run.attention:
-        found += _helping(one)
-    return [*found, *_unfinished(run), *_incidents(run)]
-
-
-def _unfinished(run: Run) -> list[RenderableType]:
-    """Who was not tested after its last task, as it has left or was away: means count it as it was then."""
-    if run.summary is None:
-        return []
-    tasks = {client: len(run.tasks[client]) if client < len(run.tasks) else 0 for client in run.matrices}
-    early = [(client, len(matrix)) for client, matrix in run.matrices.items() if len(matrix) < tasks[client]]
-    return [
-        Text(f" client {client} was tested after {count} of its {tasks[client]} tasks; means count it as it was then")
-        for client, count in early
-    ]
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), min_width=len(title))
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right", no_wrap=place > 0, overflow="fold")
-    return table
-
-
-def _learning(one: Group, signs: str) -> Table:
-    """Each client: accuracy and forgetting after each task as a chart with its last value, and its rounds."""
-    table = _table("how it went: after each task, and round by round", ["client", "accuracy", "", "forgets", "rounds"])
-    curves = {client: over_tasks(one, metrics.average_accuracy, client) for client in one.clients}
-    every = [point.mean for curve in curves.values() for point in curve if point is not None]
-    rounds = {client: [value.mean for value in over_rounds(one, client).values()] for client in one.clients}
-    learned = [value for values in rounds.values() for value in values]
-    for client, curve in curves.items():
-        means = [None if point is None else point.mean for point in curve]
-        forgetting = over_tasks(one, metrics.forgetting, client)[-1]
-        table.add_row(
-            str(client),
-            spark(means, min(every), max(every), signs),
-            percent(means[-1]),
-            decimals(None if forgetting is None else forgetting.mean),
-            spark(_fewer(rounds[client]), min(learned), max(learned), signs) if learned else "",
+    models = {"own": "the client's, after its last epoch", "global": "after the next global weights"}
+    measured = " / ".join(models[which] for which in sorted({summary["measured_model"] for summary in summaries}))
+    labels = [short(str(summary["method"])) for summary in summaries]
+    if len(set(labels)) < len(labels):
+        labels = [f"{label} s{summary['seed']}" for label, summary in zip(labels, summaries, strict=True)]
+    if len(set(labels)) < len(labels) and names is not None:
+        labels = list(names)
+    columns = ("accuracy", "forgets", "up", "down", "model", "paper's", "time")
+    shown = table("", ["run" if labels == names else "method"], columns, wide=0)
+    shown.pad_edge = False
+    for label, summary in zip(labels, summaries, strict=True):
+        name = label if len(label) <= 10 else label.replace("+", "+\n")  # break there, not within a name
+        shown.add_row(name, *_result([summary]))
+    if mean is not None and len(summaries) > 1:
+        shown.add_section()
+        shown.add_row("mean", *_result(summaries))
+        accuracy, forgetting = (spread(summary[key] for summary in summaries) for key in ("accuracy", "forgetting"))
+        shown.add_row(
+            f"{mean} sd", percent(accuracy and accuracy.deviation), decimals(forgetting and forgetting.deviation)
         )
-    low, high = percent(min(every)), percent(max(every))
-    table.caption = f"charts: accuracy from {low} to {high}; rounds are validation accuracy of the task being learned"
-    table.caption_justify = "left"
-    return table
+    return Group(
+        shown,
+        f" accuracy  on test images; tested model: {measured}",
+        " up, down  bytes; in parentheses nonzero values (with A) as a share of dense",
+        " model     everything needed for all tasks; paper's: nonzero values of B and A",
+    )
 
 
-def _fewer(values: Sequence[float]) -> list[float]:
-    """Means of neighbours, so many that they fit.
+def _result(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The cells of one run, or the means of several."""
 
-    >>> _fewer([1.0, 2.0])
-    [1.0, 2.0]
-    >>> len(_fewer([0.0] * 100)) <= MOST_ROUNDS
-    True
+    def mean(key: str) -> float | None:
+        found = spread(summary[key] for summary in summaries)
+        return found and found.mean
+
+    cells = [percent(mean("accuracy")), decimals(mean("forgetting"))]
+    for direction in ("c2s", "s2c"):
+        keys = ("bytes", "nonzeros", "dense_bytes")
+        sent = {key: fmean(summary["traffic"][direction][key] for summary in summaries) for key in keys}
+        share = share_of_dense(sent)
+        cells.append("-" if share is None else f"{size(sent['bytes'])} ({share:.2f})")
+    sizes = [size(mean(key) or 0.0) for key in ("model_size_bytes", "model_size_paper_bytes")]
+    return [*cells, *sizes, f"{mean('seconds') or 0.0:.1f}"]
+
+
+def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:
+    """The accuracy matrix of one client."""
+    title = f"client {client}: accuracy (%) of each task after each task"
+    shown = table(title, ["after"], [str(task) for task in range(len(rows))], wide=0)
+    for after, row in enumerate(rows):
+        shown.add_row(str(after), *(f"{100 * value:.1f}" for value in row))
+    return shown
+
+
+def measures(lines: Sequence[Measured]) -> Table:
+    """Metrics other than accuracy, of each task at the end; of a metric by class the lowest value and its class."""
+    ending = at_the_end(lines)
+    names = list(dict.fromkeys(line.metric for line in ending))
+    shown = table("other metrics, at the end", ["client", "task", *names])
+    for client, task in sorted({(line.client, line.task) for line in ending}):
+        own = [line for line in ending if (line.client, line.task) == (client, task)]
+        shown.add_row(str(client), str(task), *(_lowest([one for one in own if one.metric == name]) for name in names))
+    return shown
+
+
+def _lowest(lines: Sequence[Measured]) -> Text:
     """
-    together = -(-len(values) // MOST_ROUNDS)
-    return [fmean(values[place : place + together]) for place in range(0, len(values), max(1, together))]
+    >>> _lowest([Measured(0, 0, 0, "recall", "cat", 0.5), Measured(0, 0, 0, "recall", "dog", 0.25)]).plain
+    'lowest 0.250 (dog)'
+    """
+    defined = [line for line in lines if line.value is not None]
+    if not defined:
+        return Text("-")
+    lowest = min(defined, key=lambda line: line.value or 0.0)
+    value = decimals(lowest.value)
+    return Text(f"lowest {value} ({lowest.label})" if lowest.label else value)
+
+
+def traffic(sums: Mapping[tuple[str | int, ...], Any]) -> Table | str:
+    """Bytes and nonzero values by direction and tensor."""
+    if not sums:
+        return "nothing was sent"
+    shown = table("bytes sent", ["direction", "tensor"], ["bytes", "nonzeros"])
+    for (direction, tensor), total in sums.items():
+        shown.add_row(str(direction), str(tensor), f"{total.bytes:,}", f"{total.nonzeros:,}")
+    return shown
+
+
+# ---- more about one run ----------------------------------------------------------------------------------------------
+
+
+def details(run: Run) -> list[RenderableType]:
+    """What the page shows of one run beside results, matrices and bytes."""
+    (one,) = facts.group([run])
+    shown: list[RenderableType] = [_by_client(run)] if run.matrices else []
+    shown += [_density(run)] if run.densities else []
+    shown += _helping(one) if run.attention else []
+    return [*shown, *_untested(run), *_events(run)]
+
+
+def _by_client(run: Run) -> Table:
+    shown = table("accuracy and forgetting at the end", ["client"], ["accuracy", "forgets"])
+    for client, rows in run.matrices.items():
+        values = (over_clients(measure, [rows]) for measure in (metrics.average_accuracy, metrics.forgetting))
+        accuracy, forgetting = values
+        shown.add_row(str(client), percent(accuracy), decimals(forgetting))
+    return shown
 
 
 def _density(run: Run) -> Table:
-    steps = sorted({item.step for item in run.densities})[-MOST_COLUMNS:]
-    columns = ["layer", *(f"A {step}" for step in steps), "m"]
-    table = _table("density (%) of A after each task, by layer; and the mean of m", columns)
+    tasks = sorted({item.task for item in run.densities})[-MAX_COLUMNS:]
+    title = "density (%) of A after each task, by layer, and the mean of m"
+    shown = table(title, ["layer"], [*(f"A {task}" for task in tasks), "m"])
     for level, layer in enumerate(run.layers):
-        cells = [fmean(item.adaptive[level] for item in run.densities if item.step == step) for step in steps]
+        cells = [fmean(item.adaptive[level] for item in run.densities if item.task == task) for task in tasks]
         mask = fmean(item.mask_mean[level] for item in run.densities)
-        table.add_row(Text(layer.name), *(f"{100 * value:.1f}" for value in cells), f"{mask:.3f}")
-    return table
+        shown.add_row(Text(layer.name), *(f"{100 * value:.1f}" for value in cells), f"{mask:.3f}")
+    return shown
 
 
-def _helping(one: Group) -> list[RenderableType]:
-    found, given, even = mean_contributions(one), shares(one), shares(one, "even")
-    takers = one.clients[:MOST_COLUMNS]
-    columns = ["giver", *(f"to {client}" for client in takers), "share", "if even"]
-    table = _table("who helped whom: the sum of |alpha| over tasks and layers", columns)
-    for giver in one.clients:
-        cells = (found.get((giver, taker)) for taker in takers)
-        told = ("-" if value is None else f"{value:.2f}" for value in cells)
-        table.add_row(str(giver), *told, percent(given[giver].mean), percent(even[giver].mean))
-    lines: list[RenderableType] = [table]
-    if (move := largest_move(one)) is not None:
-        lines.append(f" training moved an alpha by {percent(move)} of its even start at most")
-    return [*lines, Padding(Text(CAVEATS[0]), (0, 0, 0, 1))]
+def _helping(one: facts.Group) -> list[RenderableType]:
+    found, given, equal = facts.mean_contributions(one), facts.shares(one), facts.shares(one, "equal")
+    receivers = one.clients[:MAX_COLUMNS]
+    title = "who helped whom: the sum of |alpha| over tasks and layers"
+    shown = table(title, ["sender"], [*(f"to {client}" for client in receivers), "share", "if equal"])
+    for sender in one.clients:
+        cells = (found.get((sender, receiver)) for receiver in receivers)
+        texts = ("-" if value is None else f"{value:.2f}" for value in cells)
+        shown.add_row(str(sender), *texts, percent(given[sender].mean), percent(equal[sender].mean))
+    change = facts.largest_change(one)
+    lines = [] if change is None else [f" training changed an alpha by at most {percent(change)} of its start"]
+    return [shown, *lines, Padding(Text(facts.CAVEATS[0]), (0, 0, 0, 1))]
 
 
-def _incidents(run: Run) -> list[RenderableType]:
-    lines = [_line(event) for event in run.events if event.is_incident]
-    lines += [Text(f" {note}") for note in run.notes]
-    orderly = [_line(event) for event in run.events if event.event in ORDERLY]
-    found: list[RenderableType] = [Text("\nincidents"), *lines] if lines else []
-    return [*found, Text("\nwhat sites did"), *orderly] if orderly else found
+def _untested(run: Run) -> list[RenderableType]:
+    """Clients that were not tested after their last task, because they left or were not available."""
+    counts = {client: len(names) for client, names in enumerate(run.task_names)}
+    return [
+        Text(f" client {client} was tested after {len(rows)} of its {counts[client]} tasks; means use its last test")
+        for client, rows in run.matrices.items()
+        if run.summary is not None and len(rows) < counts.get(client, 0)
+    ]
+
+
+def _events(run: Run) -> list[RenderableType]:
+    incidents = [_line(event) for event in run.events if event.is_incident]
+    incidents += [Text(f" {note}") for note in run.notes]
+    of_sites = [_line(event) for event in run.events if event.kind in SITE_EVENTS]
+    shown: list[RenderableType] = [Text("\nincidents"), *incidents] if incidents else []
+    return [*shown, Text("\nevents of sites"), *of_sites] if of_sites else shown
 
 
 def _line(event: Event) -> Text:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.at))
-    return Text(f" {when} {event.words}")
+    return Text(f" {when} {event.text}")
+
+
+# ---- lists -----------------------------------------------------------------------------------------------------------
+
+
+def scenario(contents: Mapping[str, Any]) -> Group:
+    """The tasks of each client in order, of as many clients as fit on a few screens."""
+    shown = table("", ["client", "task", "name", "classes"], SPLITS)
+    shown.pad_edge = False
+    sequences = contents["sequences"]
+    clients = max(1, MAX_TASKS // contents["tasks"])
+    for client, sequence in enumerate(sequences[:clients]):
+        for index, task in enumerate(sequence):
+            counts = [f"{task['sizes'][split]:,}" for split in SPLITS]
+            shown.add_row(str(client), str(index), task["name"], ", ".join(task["classes"]), *counts)
+        shown.add_section()
+    total = {split: sum(task["sizes"][split] for own in sequences for task in own) for split in SPLITS}
+    lines = [f" {contents['scenario']}: {len(sequences)} clients x {contents['tasks']} tasks"]
+    lines.append(" images in total: " + ", ".join(f"{count:,} {split}" for split, count in total.items()))
+    if len(sequences) > clients:
+        lines.append(f" the first {clients} clients are shown; --json has all of them")
+    return Group(shown, *lines, *(Text(f" note: {line}") for line in contents.get("warnings", ())))
+
+
+def listing(entries: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> Table:
+    shown = Table()
+    for column in columns:
+        shown.add_column(column.replace("_", " "), overflow="fold")
+    for entry in entries:
+        values = (entry[column] for column in columns)
+        shown.add_row(*(", ".join(value) if isinstance(value, list) else str(value) for value in values))
+    return shown

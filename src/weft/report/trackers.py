@@ -1,4 +1,4 @@
-"""Run folders as TensorBoard's event files, by the writer of the tensorboard package itself (an extra)."""
+"""Run folders as event files for TensorBoard, written with the tensorboard package (an extra)."""
 
 from __future__ import annotations
 
@@ -18,57 +18,45 @@ Point = tuple[str, int, float, float]  # tag, step, seconds since 1970, value
 
 
 def write_events(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """A folder of event files for each run."""
+    """Write a folder of event files for each run."""
     names = [run.folder.resolve().name for run in runs]
     if len(set(names)) < len(names):  # seeds of several plans: runs/a/s0 and runs/b/s0
         names = [f"{run.folder.resolve().parent.name}-{name}" for run, name in zip(runs, names, strict=True)]
-    places = [folder / name for name in names]
-    for place in places:
-        if place.exists() and any(place.iterdir()):
-            raise WeftError(f"{place} is not empty, and events can only be added; choose another --out")
-    for run, place in zip(runs, places, strict=True):
+    targets = [folder / name for name in names]
+    for target in targets:
+        if target.exists() and any(target.iterdir()):
+            raise WeftError(f"{target} is not empty, and event files can only grow; choose another --out")
+    for run, target in zip(runs, targets, strict=True):
         try:
-            writer = EventFileWriter(str(place))
+            writer = EventFileWriter(str(target))
         except OSError as error:
-            raise WeftError(f"{place} cannot be written ({error.strerror}); choose another --out") from None
+            raise WeftError(f"{target} cannot be written ({error.strerror}); choose another --out") from None
         for tag, step, at, value in points(run):
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
             writer.add_event(Event(step=step, wall_time=at, summary=summary))
         writer.close()
-    return places
+    return targets
 
 
 def points(run: Run) -> Iterator[Point]:
-    """Rounds count through all tasks; what is measured after a task stands at its last round."""
-    starts = starts_of(run)
+    """Rounds are counted through all tasks; what is measured after a task is at its last round."""
+    starts = list(itertools.accumulate((run.rounds_of(task) for task in range(run.tasks)), initial=0))
     ends: dict[int, float] = {}
     for item in run.rounds:
-        step = starts[item.step] + item.round
-        ends[item.step] = max(item.at, ends.get(item.step, 0.0))
+        ends[item.task] = max(item.at, ends.get(item.task, 0.0))
         for name in ("valid_accuracy", "valid_loss", "train_loss"):
             value = getattr(item, name)
             if value is not None:
-                yield f"{name}/client {item.client}", step, item.at, value
-    steps = max((len(matrix) for matrix in run.matrices.values()), default=0)
-    for task in range(steps):
-        at, step = ends.get(task, 0.0), starts[task + 1] - 1
+                yield f"{name}/client {item.client}", starts[item.task] + item.round, item.at, value
+    for task in range(max(map(len, run.matrices.values()), default=0)):
         so_far = [matrix[: task + 1] for matrix in run.matrices.values()]
         for name, measure in (("accuracy", metrics.average_accuracy), ("forgetting", metrics.forgetting)):
             value = metrics.over_clients(measure, so_far)
             if value is not None:
-                yield f"after a task/{name}", step, at, value
-    yield from _bytes(run, starts, ends)
-
-
-def starts_of(run: Run) -> list[int]:
-    """The number of each task's first round, counted through all tasks; and of what would come after them."""
-    return list(itertools.accumulate((run.rounds_of(step) for step in range(run.steps)), initial=0))
-
-
-def _bytes(run: Run, starts: list[int], ends: dict[int, float]) -> Iterator[Point]:
+                yield f"after a task/{name}", starts[task + 1] - 1, ends.get(task, 0.0), value
     sums: dict[tuple[int, int, str], int] = {}
-    for item in run.sent:
-        step = min(starts[item.step] + item.round, starts[item.step + 1] - 1)
-        sums[step, item.step, item.direction] = sums.get((step, item.step, item.direction), 0) + item.bytes
-    for (step, task, direction), value in sorted(sums.items()):
-        yield f"bytes/{'up' if direction == 'c2s' else 'down'}", step, ends.get(task, 0.0), float(value)
+    for sent in run.sent:
+        at = min(starts[sent.task] + sent.round, starts[sent.task + 1] - 1)
+        sums[at, sent.task, sent.direction] = sums.get((at, sent.task, sent.direction), 0) + sent.bytes
+    for (at, task, direction), total in sorted(sums.items()):
+        yield f"bytes/{'up' if direction == 'c2s' else 'down'}", at, ends.get(task, 0.0), float(total)

@@ -1,7 +1,7 @@
-"""The page while a run goes on: served on this machine alone, and asked for news about once a second.
+"""The page of a run in progress, served on this machine only; the page polls it about once a second.
 
-The folder may not be there yet, its last line may be half written, the run may be killed or end while it is watched:
-the page says so in words and goes on. Nothing is written, and no lock is taken.
+The folder may not exist yet, its last line may be incomplete, the run may be killed or finish meanwhile: the page says
+so and continues. Nothing is written and no lock is taken.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from weft.errors import WeftError
 from weft.report.facts import group
 from weft.report.page import contents, page
 from weft.report.reading import Reader, Run, find_runs, is_run
-from weft.report.screens import duration
+from weft.report.text import duration
 from weft.runs.folder import way_on
 
-HERE = "127.0.0.1"
-QUIET = 30.0  # seconds without a new line after which a run may have been stopped ...
-PATIENCE = 5  # ... or so many times the longest wait so far, where rounds take longer
-REST = 3  # reading may take one part in so many of the time
+HOST = "127.0.0.1"
+QUIET = 30.0  # seconds without a new line after which a run may have stopped ...
+PATIENCE = 5  # ... or this many times its longest pause so far
+REST = 3  # reading takes at most one part in REST of the time
 WATCHED = ("journal.jsonl", "accuracy.csv", "ledger.csv", "summary.json", "contents.json", "checkpoints/manifest.json")
 
 
 class Watcher:
-    """Knows what a folder last said; reads it again when it changed, and not more often than reading costs."""
+    """Reads a folder again when a file has changed, but not more often than reading costs."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -44,27 +44,30 @@ class Watcher:
         self._cost, self._read_at = 0.0, 0.0
 
     def content(self) -> dict[str, Any]:
+        """What the page polls, with a version."""
         with self._lock:
             if self._content and time.monotonic() - self._read_at < REST * self._cost:
                 return self._content
             signature = self._look()
             if signature != self._signature:
                 self._signature = signature
-                began = time.monotonic()
-                self._content = self._read()
+                start = time.monotonic()
+                runs, live = self._read()
+                content = contents(group(runs), live)
+                version = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+                self._content = {**content, "version": version}
                 self._read_at = time.monotonic()
-                self._cost = self._read_at - began
+                self._cost = self._read_at - start
             return self._content
 
     def page(self) -> str:
-        """The page as it opens; what it then asks for is `content`."""
         with self._lock:
-            runs, live = self._runs()
+            runs, live = self._read()
         return page(group(runs), live)
 
     def _look(self) -> tuple[Any, ...]:
-        """What tells whether anything changed: sizes and times of files, and the clock in steps of some seconds."""
-        found: list[Any] = [int(time.time() // 5)]  # words such as "for 40 s" grow old
+        """Changes with sizes and times of files, and every five seconds: texts such as "for 40 s" get old."""
+        found: list[Any] = [int(time.time() // 5)]
         for folder in _run_folders(self.folder):
             for name in WATCHED:
                 try:
@@ -74,94 +77,79 @@ class Watcher:
                     found.append((name, None))
         return tuple(found)
 
-    def _runs(self) -> tuple[list[Run], dict[str, Any]]:
+    def _read(self) -> tuple[list[Run], dict[str, Any]]:
         try:
-            folders = _run_folders(self.folder)
-            for folder in folders:
-                self._readers.setdefault(folder, Reader(folder))
-            runs = [self._readers[folder].read() for folder in folders]
+            runs = [self._readers.setdefault(folder, Reader(folder)).read() for folder in _run_folders(self.folder)]
             return runs, status(self.folder, runs, time.time())
-        except (WeftError, OSError) as problem:
-            return [], {"kind": "stopped", "words": f"{self.folder} cannot be read just now: {problem}"}
-
-    def _read(self) -> dict[str, Any]:
-        runs, live = self._runs()
-        content = contents(group(runs), live)
-        version = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-        return {**content, "version": version}
+        except (WeftError, OSError) as error:
+            return [], {"kind": "stopped", "text": f"{self.folder} cannot be read at the moment: {error}", "total": 0}
 
 
 def _run_folders(folder: Path) -> list[Path]:
-    if is_run(folder):
-        return [folder]
-    return find_runs([folder]) if any(folder.glob("*/run.json")) else []
+    return find_runs([folder]) if is_run(folder) or any(folder.glob("*/run.json")) else []
 
 
-# ---- how far it is ---------------------------------------------------------------------------------------------------
+# ---- progress --------------------------------------------------------------------------------------------------------
 
 
 def status(folder: Path, runs: Sequence[Run], now: float) -> dict[str, Any]:
-    """Progress, time left, and a sentence: waiting, running, over or stopped."""
+    """Progress, time left, and a sentence; the kind is waiting, running, finished or stopped."""
     if not runs:
-        there = "holds no run yet" if folder.exists() else "is not there yet"
-        return {"kind": "waiting", "words": f"Waiting: {folder} {there}. It will be shown when a run begins in it."}
-    done, total = sum(map(done_of, runs)), sum(map(total_of, runs))
+        state = "holds no run yet" if folder.exists() else "does not exist yet"
+        return {
+            "kind": "waiting",
+            "text": f"Waiting: {folder} {state}. The page shows a run when it starts.",
+            "total": 0,
+        }
+    done, total = sum(map(rounds_done, runs)), sum(map(rounds_planned, runs))
     shown = {"done": done, "total": total}
-    going = [run for run in runs if run.summary is None]
-    if not going:
-        return {**shown, "done": total, "kind": "over", "over": True, "words": "The run is over; this is its result."}
-    run = going[-1]
-    place = f"{done} of {total} client rounds done"
+    unfinished = [run for run in runs if run.summary is None]
+    if not unfinished:
+        return {**shown, "kind": "finished", "over": True, "text": "The run is finished; this is its result."}
+    run = unfinished[-1]
+    progress = f"{done} of {total} client rounds done"
     if run.rounds:
-        at = run.rounds[-1]
-        place = f"task {at.step} of {run.steps}, round {at.round} of {run.rounds_of(at.step)}; {place}"
-    quiet = now - last_sign(run, now)
+        last = run.rounds[-1]
+        progress = f"task {last.task} of {run.tasks}, round {last.round} of {run.rounds_of(last.task)}; {progress}"
+    quiet = now - max([item.at for item in run.rounds] + [event.at for event in run.events], default=now)
     if is_working(run, quiet):
         left = time_left(run)
-        told = f"about {duration(left)} left" if left is not None else "time left is known after the first rounds"
-        return {**shown, "kind": "running", "words": f"Running: {place}, {told}."}
-    words = f"Nothing has been written for {duration(quiet)} ({place}). If it was stopped: {way_on(run.folder)}"
-    return {**shown, "kind": "stopped", "words": words}
+        estimate = "time left is known after the first rounds" if left is None else f"about {duration(left)} left"
+        return {**shown, "kind": "running", "text": f"Running: {progress}, {estimate}."}
+    text = f"Nothing has been written for {duration(quiet)} ({progress}). If the run was stopped: {way_on(run.folder)}"
+    return {**shown, "kind": "stopped", "text": text}
 
 
-def done_of(run: Run) -> int:
-    return total_of(run) if run.summary is not None else min(len(run.rounds), total_of(run))
+def rounds_done(run: Run) -> int:
+    return rounds_planned(run) if run.summary is not None else min(len(run.rounds), rounds_planned(run))
 
 
-def total_of(run: Run) -> int:
-    """Rounds of a client in the whole plan; those that are not chosen rest, unless nothing is sent."""
-    each = run.clients
-    chosen = run.plan.get("clients_per_round", "all")
-    if isinstance(chosen, int) and not run.plan.get("train_unchosen") and run.sent:
-        each = chosen
-    return each * run.steps * run.rounds_per_task
-
-
-def last_sign(run: Run, otherwise: float) -> float:
-    return max([item.at for item in run.rounds] + [event.at for event in run.events], default=otherwise)
+def rounds_planned(run: Run) -> int:
+    """Rounds of all clients in the whole plan; clients that are not selected rest, unless nothing is sent."""
+    selected = run.plan.get("clients_per_round", "all")
+    resting = isinstance(selected, int) and not run.plan.get("train_unchosen") and run.sent
+    return (selected if resting else run.clients) * run.tasks * run.rounds_per_task
 
 
 def is_working(run: Run, quiet: float) -> bool:
+    """Is a process working on the run? By its lock where that is known, else by how long nothing was written."""
     if run.held:
         return True
-    if run.held is False and quiet > QUIET / PATIENCE:  # nobody holds it on this machine
+    if run.held is False and quiet > QUIET / PATIENCE:  # no process of this machine holds it
         return False
-    return quiet < max(QUIET, PATIENCE * longest_wait(run))
-
-
-def longest_wait(run: Run) -> float:
     times = sorted(item.at for item in run.rounds)
-    return max((later - sooner for sooner, later in itertools.pairwise(times)), default=0.0)
+    longest = max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
+    return quiet < max(QUIET, PATIENCE * longest)
 
 
 def time_left(run: Run) -> float | None:
-    """At the pace of the session that is going on; the first answer stands for the time it took to start."""
-    began = max((event.at for event in run.events if event.event in ("created", "resumed")), default=0.0)
-    times = sorted(item.at for item in run.rounds if item.at >= began)
+    """At the pace since the run was started or resumed; its first reply is left out, as it includes the start."""
+    start = max((event.at for event in run.events if event.kind in ("created", "resumed")), default=0.0)
+    times = sorted(item.at for item in run.rounds if item.at >= start)
     if len(times) < 2 or times[-1] <= times[0]:
         return None
     pace = (times[-1] - times[0]) / (len(times) - 1)
-    return pace * max(0, total_of(run) - done_of(run))
+    return pace * max(0, rounds_planned(run) - rounds_done(run))
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------
@@ -172,23 +160,20 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, folder: Path, port: int):
         try:
-            super().__init__((HERE, port), Handler)
-        except OSError as error:
-            raise WeftError(
-                f"port {port} cannot be used ({error.strerror}); choose another --port, or 0 for any"
-            ) from None
-        except OverflowError:
-            raise WeftError(f"port {port} cannot be used; choose 0 to 65535") from None
+            super().__init__((HOST, port), Handler)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or "not in 0 to 65535"
+            raise WeftError(f"port {port} cannot be used ({reason}); choose another --port, or 0 for any") from None
         self.watcher = Watcher(folder)
 
     @property
     def url(self) -> str:
-        return f"http://{HERE}:{self.server_port}/"
+        return f"http://{HOST}:{self.server_port}/"
 
     @property
     def names(self) -> set[str]:
-        """By which this server may be called: another name that leads here belongs to somebody else's page."""
-        return {f"{name}:{self.server_port}" for name in (HERE, "localhost")}
+        """Accepted Host headers: any other name that leads here belongs to another page."""
+        return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -197,21 +182,21 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.headers.get("Host", "") not in self.server.names:
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"weft watch answers to its own address alone\n")
+            self._reply(HTTPStatus.FORBIDDEN, "text/plain", b"weft watch accepts requests to its own address only\n")
             return
         path = urlsplit(self.path)
         if path.path == "/":
-            self._answer(HTTPStatus.OK, "text/html", self.server.watcher.page().encode("utf-8"))
-        elif path.path == "/news":
+            self._reply(HTTPStatus.OK, "text/html", self.server.watcher.page().encode("utf-8"))
+        elif path.path == "/updates":
             content = self.server.watcher.content()
             if parse_qs(path.query).get("since") == [content["version"]]:
-                self._answer(HTTPStatus.NO_CONTENT, "application/json", b"")
+                self._reply(HTTPStatus.NO_CONTENT, "application/json", b"")
             else:
-                self._answer(HTTPStatus.OK, "application/json", json.dumps(content).encode("utf-8"))
+                self._reply(HTTPStatus.OK, "application/json", json.dumps(content).encode("utf-8"))
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is nothing here\n")
+            self._reply(HTTPStatus.NOT_FOUND, "text/plain", b"not found\n")
 
-    def _answer(self, code: HTTPStatus, kind: str, body: bytes) -> None:
+    def _reply(self, code: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(code)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -223,7 +208,7 @@ class Handler(BaseHTTPRequestHandler):
         try:
             self.wfile.write(body)
         except (BrokenPipeError, ConnectionResetError):
-            self.close_connection = True  # the reader has closed the page
+            self.close_connection = True  # the page was closed
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's word
-        """A request a second is nothing to tell."""
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - name in the base class
+        """Log nothing: there is a request every second."""

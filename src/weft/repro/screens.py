@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table as Grid
 
-from weft.report.screens import spread_text
+from weft.report.text import spread_text
 from weft.repro.writing import Entry
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.metrics import Spread, spread
-from weft.report.screens import share_of_dense, spread_text
+from weft.report.text import share_of_dense, spread_text
 from weft.repro import Published, Row, Table
 from weft.repro.describing import commands_of, endings, grid, heading
 from weft.repro.desk import Desk

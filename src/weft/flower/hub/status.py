@@ -30,7 +30,7 @@ def state(folder: Path, is_up: bool = True) -> State:
         manifest = read_manifest(folder / "checkpoints")
     except WeftError as problem:
         return {"folder": place, "problem": str(problem)}
-    events = read_journal(folder, [])[1]
+    events = read_journal(folder)
     names, run = _members(folder)
     of = Counter(_whose(event, names) for event in events if event.is_incident)
     over = (folder / "summary.json").exists()
@@ -46,8 +46,8 @@ def state(folder: Path, is_up: bool = True) -> State:
         "incidents": of.total(),
         "of": dict(of),
         "over": over,
-        "left": {str(event.facts.get("site")): event.at for event in events if event.event == "left"},
-        "removed": sorted({str(event.facts.get("site")) for event in events if event.event == "removed"}),
+        "left": {str(event.facts.get("site")): event.at for event in events if event.kind == "left"},
+        "removed": sorted({str(event.facts.get("site")) for event in events if event.kind == "removed"}),
         "waiting for": [] if over or stopped else Waiting(folder).now(),
     }
 

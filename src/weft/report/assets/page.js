@@ -1,11 +1,11 @@
 "use strict";
-// Draws the figures of the page from its data, switches methods and clients, and asks for news where the page is live.
+// Draws the figures from the data of the page, switches methods and clients, and polls for updates if the page is live.
 (() => {
   const root = document.documentElement;
   let content = JSON.parse(document.getElementById("data").textContent);
-  const off = new Set(); // groups that are switched off, by label: a live page may number them anew
+  const off = new Set(); // labels of groups that are switched off: their indices may change in a live page
   const clients = new Set(["mean"]);
-  const drawn = new Set(); // names of figures that have been in sight
+  const drawn = new Set(); // names of figures that have been visible
   const systemDark = matchMedia("(prefers-color-scheme: dark)");
   const themes = ["auto", "light", "dark"];
   let theme = "auto";
@@ -13,19 +13,19 @@
 
   // ---- theme
 
-  function dress() {
+  function applyTheme() {
     const dark = !printing && (theme === "dark" || (theme === "auto" && systemDark.matches));
     root.dataset.theme = dark ? "dark" : "light";
     const button = document.getElementById("theme");
     button.textContent = `theme: ${theme}`;
-    const words = theme === "auto" ? "as the system has it" : theme;
+    const words = theme === "auto" ? "system" : theme;
     button.setAttribute("aria-label", `Theme: ${words}. Press for the next one`);
     drawAll();
   }
 
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
 
-  function colour(word) {
+  function color(word) {
     if (word === "@sequential") return [[0, css("--low")], [0.5, css("--mid")], [1, css("--high")]];
     if (word === "@diverging") return [[0, css("--minus")], [0.5, css("--none")], [1, css("--plus")]];
     const series = /^@(\d)(~?)$/.exec(word);
@@ -33,11 +33,11 @@
     return css(`--${word.slice(1)}`);
   }
 
-  function coloured(value) {
-    if (typeof value === "string") return /^@[a-z0-9]+~?$/.test(value) ? colour(value) : value;
-    if (Array.isArray(value)) return value.length && typeof value[0] === "number" ? value : value.map(coloured);
+  function colored(value) {
+    if (typeof value === "string") return /^@[a-z0-9]+~?$/.test(value) ? color(value) : value;
+    if (Array.isArray(value)) return value.length && typeof value[0] === "number" ? value : value.map(colored);
     if (value && typeof value === "object") {
-      return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, key === "meta" ? item : coloured(item)]));
+      return Object.fromEntries(Object.entries(value).map(([key, item]) => [key, key === "meta" ? item : colored(item)]));
     }
     return value;
   }
@@ -52,7 +52,7 @@
       gridcolor: css("--grid"), zerolinecolor: css("--faint"), zeroline: false, linecolor: css("--line"), automargin: true,
       fixedrange: true, title: { standoff: 8 }, tickfont: { size: 12 },
     };
-    const given = coloured(spec.layout);
+    const given = colored(spec.layout);
     const title = (which) => ({ ...axis.title, font: { size: 12, color: css("--soft") }, ...((given[which] || {}).title || {}) });
     return {
       ...given,
@@ -81,23 +81,23 @@
     const traces = spec.traces.filter((trace) => !trace.meta || (groupOn(trace.meta.group) && clientOn(trace.meta.client)));
     const layout = layoutOf(spec, plot.clientWidth);
     const config = {
-      responsive: true, displaylogo: false, displayModeBar: false, // its buttons reach out to Plotly's own services
+      responsive: true, displaylogo: false, displayModeBar: false, // its buttons call Plotly's services
     };
-    Plotly.react(plot, coloured(traces), layout, config);
-    document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true"); // Plotly measures words with it
+    Plotly.react(plot, colored(traces), layout, config);
+    document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true"); // Plotly measures text with it
   }
 
   function drawAll() {
     document.querySelectorAll("figure[data-name]").forEach(draw);
     document.querySelectorAll(".figures").forEach((box) => {
       const none = [...box.children].every((child) => child.hidden || child.classList.contains("empty"));
-      let said = box.querySelector(".empty");
-      if (none && !said) {
-        said = document.createElement("p");
-        said.className = "empty";
-        said.textContent = "Nothing is switched on that this section shows.";
-        box.append(said);
-      } else if (!none && said) said.remove();
+      let note = box.querySelector(".empty");
+      if (none && !note) {
+        note = document.createElement("p");
+        note.className = "empty";
+        note.textContent = "Nothing in this section is selected.";
+        box.append(note);
+      } else if (!none && note) note.remove();
     });
   }
 
@@ -110,27 +110,26 @@
     }
   }, { rootMargin: "600px" });
 
-  // ---- the numbers of a figure, as a table, when somebody opens it
+  // ---- the numbers of a figure as a table, filled when it is opened
 
   const plainText = (text) => String(text).replaceAll("&lt;", "<").replaceAll("&amp;", "&");
 
   function rowsOf(spec) {
     const lines = [];
-    const named = (axis, value) => (/^\d/.test(value) ? `${spec.layout[axis].title.text} ${value}` : value); // task 3, not 3
     for (const trace of spec.traces) {
-      if (trace.meta && (trace.meta.veil || !groupOn(trace.meta.group) || !clientOn(trace.meta.client))) continue;
+      if (trace.meta && (trace.meta.band || !groupOn(trace.meta.group) || !clientOn(trace.meta.client))) continue;
+      const add = (value, ...words) => {
+        if (value !== null) lines.push([words.filter(Boolean).join(", "), value]);
+      };
       if (trace.type === "heatmap") {
         trace.z.forEach((row, at) => row.forEach((value, column) => {
-          const more = trace.customdata && !trace.text ? `, not zero ${Number(trace.customdata[at][column].toPrecision(4))}` : "";
-          const words = trace.text ? trace.text[at][column] : `${named("yaxis", trace.y[at])}, ${named("xaxis", trace.x[column])}${more}`;
-          if (value !== null) lines.push([words, value]);
+          add(value, trace.y[at], trace.x[column], trace.customdata && trace.customdata[at][column]);
         }));
       } else {
         trace.y.forEach((value, at) => {
-          if (value === null) return;
-          const hover = trace.customdata ? trace.customdata[at][0] + trace.customdata[at][1] : trace.text ? trace.text[at] : "";
-          const where = typeof trace.x[at] === "string" ? trace.x[at] : "";
-          lines.push([[trace.name, where, hover].filter(Boolean).join(", "), value]);
+          const category = typeof trace.x[at] === "string" ? trace.x[at] : "";
+          const deviation = trace.customdata ? trace.customdata[at] : "";
+          add(value, trace.name, category, (trace.text[at] || "") + deviation);
         });
       }
     }
@@ -185,17 +184,17 @@
   });
   document.getElementById("theme").addEventListener("click", () => {
     theme = themes[(themes.indexOf(theme) + 1) % themes.length];
-    dress();
+    applyTheme();
   });
-  systemDark.addEventListener("change", dress);
+  systemDark.addEventListener("change", applyTheme);
   addEventListener("beforeprint", () => {
     printing = true;
     document.querySelectorAll("figure[data-name]").forEach((figure) => drawn.add(figure.dataset.name));
-    dress();
+    applyTheme();
   });
-  addEventListener("afterprint", () => { printing = false; dress(); });
+  addEventListener("afterprint", () => { printing = false; applyTheme(); });
 
-  // ---- news, where the page is live: sections are replaced, figures keep their place and their state
+  // ---- updates of a live page: sections are replaced, figures keep their state
 
   function replace(box, html) {
     if (box.dataset.html === html) return;
@@ -216,43 +215,43 @@
     box.querySelectorAll("details").forEach((details, place) => { details.open = Boolean(open[place]); });
   }
 
-  function show(news) {
-    content = news;
-    document.title = news.title;
+  function show(update) {
+    content = update;
+    document.title = update.title;
     const main = document.getElementById("main");
-    for (const name of ["head", "status", "bar"]) replace(document.getElementById(name), news.html[name] || "");
-    for (const name of news.sections) {
+    for (const name of ["head", "status", "bar"]) replace(document.getElementById(name), update.html[name] || "");
+    for (const name of update.sections) {
       let box = document.getElementById(name);
       if (!box) {
         box = document.createElement("section");
         box.id = name;
         main.append(box);
       }
-      replace(box, news.html[name]);
+      replace(box, update.html[name]);
     }
     press();
   }
 
-  async function ask() {
+  async function poll() {
     let wait = 1000;
     try {
-      const answer = await fetch(`news?since=${encodeURIComponent(content.version || "")}`, { cache: "no-store" });
-      if (answer.status === 200) show(await answer.json());
-      else if (answer.status !== 204) throw new Error(answer.statusText);
-      root.dataset.heard = String(Date.now());
+      const reply = await fetch(`updates?since=${encodeURIComponent(content.version || "")}`, { cache: "no-store" });
+      if (reply.status === 200) show(await reply.json());
+      else if (reply.status !== 204) throw new Error(reply.statusText);
+      root.dataset.polled = String(Date.now());
       if (content.over) wait = 5000;
     } catch {
-      const said = document.getElementById("status");
-      said.dataset.html = "";
-      said.innerHTML = "<p class='state stopped'></p>";
-      said.firstChild.textContent = "weft watch has ended or cannot be reached; this is the last that it knew.";
+      const status = document.getElementById("status");
+      status.dataset.html = "";
+      status.innerHTML = "<p class='state stopped'></p>";
+      status.firstChild.textContent = "weft watch has stopped or cannot be reached; this is the last known state.";
       wait = 3000;
     }
-    setTimeout(ask, wait);
+    setTimeout(poll, wait);
   }
 
-  dress();
+  applyTheme();
   document.querySelectorAll("figure[data-name]").forEach((figure) => seen.observe(figure));
-  if (root.dataset.live === "yes") ask();
+  if (root.dataset.live === "yes") poll();
   root.dataset.ready = "yes";
 })();

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft import metrics
-from weft.report.screens import share_of_dense
+from weft.report.text import share_of_dense
 from weft.repro import Figure, Row
 from weft.repro.describing import grid
 from weft.repro.figures import style

@@ -1,4 +1,4 @@
-"""`weft watch`: what it says while a run waits, works, is killed or ends; and whom it answers."""
+"""`weft watch`: the status of a run that waits, works, was killed or is finished; and which requests are accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from report_helpers import data_of
 import weft
 from weft.files import is_held
 from weft.report.reading import Reader
-from weft.report.watch import Server, Watcher, status, time_left, total_of
+from weft.report.watch import Server, Watcher, rounds_planned, status, time_left
 from weft.runs.folder import Record
 
 pytest_plugins = ["cli_helpers"]
@@ -47,38 +47,38 @@ def get(server: Server, path: str, host: str | None = None) -> tuple[int, str, d
     return found
 
 
-def news(server: Server, since: str = "") -> dict[str, Any]:
-    code, body, _ = get(server, f"/news?since={since}")
+def updates(server: Server, since: str = "") -> dict[str, Any]:
+    code, body, _ = get(server, f"/updates?since={since}")
     assert code == 200
     return dict(json.loads(body))
 
 
-def said(content: dict[str, Any]) -> str:
+def status_of(content: dict[str, Any]) -> str:
     return str(content["html"]["status"])
 
 
-# ---- in words --------------------------------------------------------------------------------------------------------
+# ---- the status ------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_is_not_there_yet(tmp_path, finished):
+def test_a_folder_that_does_not_exist_yet(tmp_path, finished):
     watcher = Watcher(tmp_path / "later")
-    assert "is not there yet" in said(watcher.content())
+    assert "does not exist yet" in status_of(watcher.content())
     assert "Nothing to show yet" in watcher.page()
     copy(finished, tmp_path / "later")
-    assert "The run is over" in said(watcher.content())
+    assert "The run is finished" in status_of(watcher.content())
 
 
 def test_an_empty_folder_waits(tmp_path):
-    assert "holds no run yet" in said(Watcher(tmp_path).content())
+    assert "holds no run yet" in status_of(Watcher(tmp_path).content())
 
 
-def test_a_killed_run_is_told_from_one_that_works(stopped):
+def test_a_killed_run_differs_from_one_that_works(stopped):
     run = Reader(stopped).read()
     last = max(item.at for item in run.rounds)
     late = status(stopped, [run], last + 3600)
     assert late["kind"] == "stopped"
-    assert "Nothing has been written for 1 h 0 min" in late["words"]
-    assert f"weft resume {stopped}" in late["words"]
+    assert "Nothing has been written for 1 h 0 min" in late["text"]
+    assert f"weft resume {stopped}" in late["text"]
     assert (late["done"], late["total"]) == (len(run.rounds), ANSWERS)
 
 
@@ -93,7 +93,7 @@ def test_a_run_that_holds_its_lock_is_working(stopped, tmp_path):
     finally:
         record.close()
     assert found["kind"] == "running"
-    assert re.search(r"Running: task 1 of 2, round . of 2; \d+ of 12 client rounds done, about .* left", found["words"])
+    assert re.search(r"Running: task 1 of 2, round . of 2; \d+ of 12 client rounds done, about .* left", found["text"])
 
 
 def test_time_left_is_what_the_pace_says(stopped):
@@ -103,11 +103,11 @@ def test_time_left_is_what_the_pace_says(stopped):
     assert time_left(run) == pytest.approx(pace * (ANSWERS - len(times)))
 
 
-def test_those_that_rest_are_not_waited_for(tmp_path):
+def test_clients_that_are_not_selected_are_not_waited_for(tmp_path):
     folder = tmp_path / "run"
     weft.run(weft.Plan(name="tiny", **TINY, clients_per_round=2), folder)
     run = Reader(folder).read()
-    assert total_of(run) == len(run.rounds) == 2 * TINY["tasks"] * TINY["rounds_per_task"]
+    assert rounds_planned(run) == len(run.rounds) == 2 * TINY["tasks"] * TINY["rounds_per_task"]
 
 
 def test_a_half_written_line_is_waited_for(stopped, tmp_path):
@@ -121,42 +121,42 @@ def test_a_half_written_line_is_waited_for(stopped, tmp_path):
     assert fresh["figures"] == before["figures"]
 
 
-def test_a_damaged_folder_is_told_and_watched_on(finished, tmp_path):
+def test_a_damaged_folder_is_named_and_watched_on(finished, tmp_path):
     folder = copy(finished, tmp_path / "run")
     table = folder / "accuracy.csv"
     whole = table.read_text()
     table.write_text(whole + "x,y\n")
     watcher = Watcher(folder)
-    assert "is damaged" in said(watcher.content())
+    assert "damaged" in status_of(watcher.content())
     table.write_text(whole)
     watcher._signature, watcher._cost = None, 0.0
-    assert "The run is over" in said(watcher.content())
+    assert "The run is finished" in status_of(watcher.content())
 
 
 # ---- by http ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_and_its_news(finished):
+def test_the_page_and_its_updates(finished):
     with serving(finished) as server:
         code, text, headers = get(server, "/")
         assert code == 200
         assert headers["Content-Type"] == "text/html; charset=utf-8"
         assert 'data-live="yes"' in text
         assert "connect-src 'self'" in text
-        content = news(server)
+        content = updates(server)
         assert content["over"]
         assert content["figures"] == data_of(text)["figures"]
-        assert get(server, f"/news?since={content['version']}")[:2] == (204, "")
+        assert get(server, f"/updates?since={content['version']}")[:2] == (204, "")
         assert get(server, "/plan.toml")[0] == 404
         assert get(server, "/../plan.toml")[0] == 404
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""])
-def test_another_name_is_turned_away(finished, host):
-    """A page elsewhere may point a name of its own at this machine: what it asks for comes with that name."""
+def test_another_host_name_is_rejected(finished, host):
+    """Another page may point its name at this machine: its requests then carry that name."""
     with serving(finished) as server:
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-        connection.putrequest("GET", "/news", skip_host=True)
+        connection.putrequest("GET", "/updates", skip_host=True)
         connection.putheader("Host", host.format(port=server.server_port))
         connection.endheaders()
         answer = connection.getresponse()
@@ -189,27 +189,27 @@ def test_the_command_says_where_and_ends_with_ctrl_c(command, finished):
 
 
 @pytest.mark.slow
-def test_the_news_of_a_run_that_goes_on_is_killed_and_goes_on_again(command, plan_file, tmp_path):
+def test_updates_of_a_run_that_is_killed_and_resumed(command, plan_file, tmp_path):
     folder = tmp_path / "run"
     words = ("run", plan_file, "rounds_per_task=15", "scenario.train=200")
     with serving(folder) as server:
-        assert "is not there yet" in said(news(server))
+        assert "does not exist yet" in status_of(updates(server))
         running = command.start(*words, "--out", folder, "--workers", "1", "--save-every", "0", save_always=True)
         seen = set()
 
         def rounds_shown() -> int:
-            content = news(server)
-            seen.add(re.sub(r"\d+|, .*", "", said(content))[:40])
+            content = updates(server)
+            seen.add(re.sub(r"\d+|, .*", "", status_of(content))[:40])
             lines = content["figures"].get("adaptation-rounds", {"traces": []})["traces"]
             return max((len(one["y"]) for one in lines), default=0)
 
         few = until(rounds_shown, pause=0.1)
-        until(lambda: rounds_shown() > few, pause=0.1)  # it grows, and nobody has loaded the page again
+        until(lambda: rounds_shown() > few, pause=0.1)  # without a reload of the page
         assert any("Running" in each for each in seen)
         running.kill()
-        until(lambda: "weft resume" in said(news(server)), seconds=60, pause=0.3)
+        until(lambda: "weft resume" in status_of(updates(server)), seconds=60, pause=0.3)
         again = command.start("resume", folder, "--workers", "1", "--save-every", "0", save_always=True)
         assert again.wait().code == 0
-        content = until(lambda: (found := news(server))["over"] and found, pause=0.3)
-        assert "The run is over" in said(content)
+        content = until(lambda: (found := updates(server))["over"] and found, pause=0.3)
+        assert "The run is finished" in status_of(content)
         assert len(content["figures"]["accuracy-after"]["traces"][-1]["y"]) == TINY["tasks"]

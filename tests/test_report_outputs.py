@@ -1,9 +1,8 @@
-"""The facts of the page in other places: the terminal, figures for a paper, TensorBoard."""
+"""The facts of the page in other outputs: the terminal, figures for a paper, TensorBoard."""
 
 from __future__ import annotations
 
 import importlib.util
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -11,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from cli_helpers import TINY, assert_one_line, contents, summary_of
-from report_helpers import states, vector
-from rich.console import Console
+from report_helpers import attention_sums
 from skips import LOUD
 
+from weft.report.charts.learning import accuracy
 from weft.report.facts import group
 from weft.report.reading import read_runs
-from weft.report.terminal import LETTERS, more_about
 from weft.runs.folder import read_rows
 
 pytest_plugins = ["cli_helpers"]
@@ -35,47 +33,29 @@ needs_tensorboard = needs("tensorboard", "tensorboard")
 # ---- terminal --------------------------------------------------------------------------------------------------------
 
 
-def test_show_tells_the_same_facts(command, finished):
+def test_show_has_the_same_facts(command, finished):
     done = command("show", finished, COLUMNS="80")
     assert done.code == 0
     assert max(map(len, done.out.splitlines())) <= 80
-    for words in ("how it went", "density (%) of A", "who helped whom", "not a proof of help"):
-        assert words in done.out
-    sums: dict[tuple[int, int], float] = {}
-    for client, state in states(finished):
-        for step in range(1, TINY["tasks"]):
-            keys = state.numbers[f"foreign/{step}"]
-            alphas = abs(vector(state, f"attention/{step}")).reshape(-1, len(keys)).sum(axis=0)
-            for key, value in zip(keys, alphas, strict=True):
-                pair = (int(key.split(".")[0]), client)
-                sums[pair] = sums.get(pair, 0.0) + float(value)
+    for title in ("at the end", "density (%) of A", "who helped whom", "not a proof of help"):
+        assert title in done.out
+    sums = attention_sums(finished, TINY["tasks"])
     (line,) = re.findall(r"^ 0 +- +(\S+) +(\S+) ", done.out[done.out.index("who helped whom") :], flags=re.MULTILINE)
     assert line == (f"{sums[0, 1]:.2f}", f"{sums[0, 2]:.2f}")
 
 
-def test_show_leaves_out_what_a_method_has_not(command, finished_fedavg, stopped):
+def test_show_leaves_out_what_a_method_does_not_have(command, finished_fedavg, stopped):
     out = command("show", finished_fedavg).out
-    assert "how it went" in out
+    assert "at the end" in out
     assert "who helped whom" not in out
     assert "incidents" not in out
-    assert "how it went" in command("show", stopped).out
-
-
-def test_a_plain_terminal_gets_plain_letters(finished):
-    file = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    console = Console(file=file, width=80)
-    (run,) = read_runs([finished])
-    for part in more_about(run, console):
-        console.print(part)
-    file.seek(0)
-    shown = file.read()
-    assert any(sign in shown for sign in LETTERS)
+    assert "at the end" in command("show", stopped).out
 
 
 # ---- figures for a paper ---------------------------------------------------------------------------------------------
 
 STARTS = {"pdf": b"%PDF-1.4", "svg": b"<?xml version", "png": b"\x89PNG"}
-ALL = {"accuracy", "matrices", "forgetting", "adaptation", "alone", "helping", "traffic", "density"}
+ALL = {"accuracy", "matrices", "forgetting", "adaptation", "gain", "helping", "traffic", "density"}
 
 
 @needs_matplotlib
@@ -96,18 +76,16 @@ def test_figures_are_written_the_same_each_time(command, tmp_path, finished, fin
 
 @needs_matplotlib
 def test_the_lines_are_those_of_the_page(finished, finished_fedavg):
-    from weft.report.matplotlib import accuracy
+    from weft.report.matplotlib import draw
 
-    groups = group(read_runs([finished, finished_fedavg]))
-    figure = accuracy(groups)
-    assert figure is not None
+    figure = draw(accuracy(group(read_runs([finished, finished_fedavg]))).charts)
     ends = [line.get_ydata()[-1] for line in figure.axes[0].get_lines()]
     assert ends == pytest.approx([100 * summary_of(folder)["accuracy"] for folder in (finished, finished_fedavg)])
 
 
 @pytest.mark.slow
 @needs_matplotlib
-def test_mistakes_with_figures_are_one_line(command, finished, tmp_path):
+def test_errors_of_figures_are_one_line(command, finished, tmp_path):
     (tmp_path / "file").write_text("")
     assert_one_line(command("figures", finished, "--out", tmp_path / "file"), "cannot be written", "--out")
     assert_one_line(command("figures", finished, "--format", "gif"), "'gif' is not one of 'pdf', 'svg', 'png'")
@@ -141,8 +119,8 @@ def test_tensorboard_reads_what_the_folder_holds(command, finished, tmp_path):
     summary = summary_of(finished)
     assert last(found["after a task/accuracy"]) == pytest.approx(summary["accuracy"])
     assert last(found["after a task/forgetting"]) == pytest.approx(summary["forgetting"])
-    answers = [json.loads(line) for line in (finished / "journal.jsonl").read_text().splitlines()]
-    wanted = [each["valid_accuracy"] for each in answers if each["event"] == "reply" and each["client"] == 2]
+    replies = [json.loads(line) for line in (finished / "journal.jsonl").read_text().splitlines()]
+    wanted = [each["valid_accuracy"] for each in replies if each["event"] == "reply" and each["client"] == 2]
     assert [value for _, value in found["valid_accuracy/client 2"]] == pytest.approx(wanted)
     assert [step for step, _ in found["valid_accuracy/client 2"]] == list(range(len(wanted)))
     for direction, way in (("c2s", "up"), ("s2c", "down")):
@@ -157,7 +135,7 @@ def test_events_are_not_added_twice(command, finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_without_an_extra_there_is_one_line_that_says_how(finished, tmp_path):
+def test_a_missing_extra_is_a_one_line_error(finished, tmp_path):
     import subprocess
     import sys
 

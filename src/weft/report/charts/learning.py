@@ -1,0 +1,289 @@
+"""Charts of learning: accuracy, matrices, forgetting, adaptation, gain."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from weft import metrics
+from weft.metrics import Spread
+from weft.report.charts.model import (
+    Axis,
+    Chart,
+    Groups,
+    HeatMap,
+    Section,
+    Series,
+    curve_line,
+    everybody,
+    key_of,
+    percents,
+    position,
+    round_axis,
+    shorten,
+    task_ticks,
+    title_of,
+)
+from weft.report.facts import (
+    Comparison,
+    Curve,
+    Group,
+    Measure,
+    comparisons,
+    final,
+    incomparable,
+    matrix,
+    over_rounds,
+    over_tasks,
+)
+from weft.report.text import percent, plural, points
+
+# ---- accuracy and forgetting after each task -------------------------------------------------------------------------
+
+
+def accuracy(groups: Groups) -> Section:
+    about = (
+        "After each task, a client is tested on every task it has learned so far. A point is the mean accuracy over "
+        "those tasks, on test images. With several seeds, the band is one standard deviation."
+    )
+    trends = []
+    for group in groups:
+        means = [point.mean for point in over_tasks(group, metrics.average_accuracy) if point is not None]
+        if len(means) > 1:
+            trends.append(f"{group.label} from {percent(means[0])} to {percent(means[-1])}")
+    if len(trends) > 6:
+        trends = [*trends[:5], f"and {len(trends) - 5} more"]
+    sentence = f"From the first task to the last: {', '.join(trends)}." if trends else ranking(groups)
+    y = Axis("accuracy (%)", "%")
+    charts = _over_tasks("accuracy", "Mean accuracy of the tasks so far", groups, metrics.average_accuracy, y, sentence)
+    return Section("accuracy", "Accuracy after each task", sentence, about, charts)
+
+
+def ranking(groups: Groups) -> str:
+    """Which group has the best final accuracy, and by how much."""
+    finals = sorted(_finals(groups, metrics.average_accuracy), key=lambda pair: -pair[1].mean)
+    if not finals:
+        return "No task has been learned yet."
+    best, value = finals[0]
+    if len(finals) == 1:
+        return f"{best} reaches {percent(value.mean)} over all tasks learned so far."
+    second, next_value = finals[1]
+    lead = 100 * (value.mean - next_value.mean)
+    distance = f"{lead:.1f} points ahead of {second}" if lead >= 0.05 else f"level with {second}"
+    sentence = f"{best} reaches {percent(value.mean)}, {distance}"
+    if len(finals) > 2:
+        sentence += f"; {finals[-1][0]} is last with {percent(finals[-1][1].mean)}"
+    noise = max((each.deviation or 0.0) for _, each in finals[:2])
+    if 0 < lead < 100 * noise:
+        sentence += f". The lead is smaller than one standard deviation over seeds ({100 * noise:.1f} points)"
+    return f"{sentence}."
+
+
+def warnings(groups: Groups) -> str:
+    """What a reader must know before comparing the groups."""
+    sentences = []
+    if waiting := [group.label for group in groups if not group.is_finished]:
+        sentences.append(f"Not finished: {', '.join(waiting)}.")
+    if keys := incomparable(groups):
+        sentences.append(f"These runs differ in {', '.join(keys)}: compare them with care.")
+    return " ".join(sentences)
+
+
+def forgetting(groups: Groups) -> Section:
+    about = (
+        "The drop of a task from its best accuracy, as the mean over the earlier tasks. Zero means that nothing was "
+        "lost; below zero, later tasks improved earlier ones."
+    )
+    finals = sorted(_finals(groups, metrics.forgetting), key=lambda pair: pair[1].mean)
+    ordered = [f"{label} {100 * value.mean + 0.0:.1f}" for label, value in finals]
+    sentence = "Forgetting can be measured once a client has learned two tasks."
+    if ordered:
+        sentence = f"Points lost on earlier tasks, from least to most: {', '.join(shorten(ordered))}."
+    y = Axis("forgetting (points)", "points")
+    charts = _over_tasks("forgetting", "Mean drop from the best", groups, metrics.forgetting, y, sentence)
+    return Section("forgetting", "Forgetting", sentence, about, charts)
+
+
+def _finals(groups: Groups, measure: Measure) -> list[tuple[str, Spread]]:
+    found = [(group.label, final(group, measure)) for group in groups]
+    return [(label, value) for label, value in found if value is not None]
+
+
+def _over_tasks(name: str, title: str, groups: Groups, measure: Measure, y: Axis, sentence: str) -> list[Chart]:
+    if not _finals(groups, measure):
+        return []
+    lines = []
+    for index, group in enumerate(groups):
+        names = [f"after task {task}" for task in range(group.tasks_learned)]
+        for client in everybody(group):
+            xs = [float(task) for task in range(group.tasks_learned)]
+            lines.append(curve_line(index, group, client, xs, over_tasks(group, measure, client), names))
+    tasks = max(group.tasks_learned for group in groups)
+    x = Axis(ticks=task_ticks(tasks), range=(-0.15, tasks - 0.85))
+    return [Chart(f"{name}-after", title, sentence, lines, x, y, figure=name)]
+
+
+# ---- the accuracy matrix of each client ------------------------------------------------------------------------------
+
+
+def matrices(groups: Groups) -> Section:
+    about = (
+        "A row is a point in time, after learning that task; a column is a task. Read down a column to see the effect "
+        "of later tasks. Select clients above to see their matrices."
+    )
+    cells = {(i, client): matrix(group, client) for i, group in enumerate(groups) for client in everybody(group)}
+    values = [value for rows in cells.values() for row in rows for value in row if value is not None]
+    lowest = 10 * int(10 * min(values, default=0.0))  # one color scale for all matrices
+    charts = [_matrix(i, groups[i], client, rows, lowest) for (i, client), rows in cells.items() if rows]
+    return Section("matrix", "Accuracy matrix of each client", _largest_loss(groups), about, charts, small=True)
+
+
+def _matrix(index: int, group: Group, client: int | None, rows: list[list[float | None]], lowest: int) -> Chart:
+    title = title_of(group, client)
+    ticks = [str(task) for task in range(len(rows))]
+    body = HeatMap(
+        group.label,
+        [f"after task {task}" for task in ticks],
+        [_task_name(group, client, task) for task in range(len(rows))],
+        [percents(row) for row in rows],
+        (lowest, 100.0),
+        unit="%",
+        row_ticks=ticks,
+        column_ticks=ticks,
+    )
+    last = ", ".join(f"task {task} {percent(value)}" for task, value in enumerate(rows[-1]) if value is not None)
+    return Chart(
+        f"matrix-{index}-{key_of(client)}",
+        title,
+        f"{title}: at the end {last}",
+        body,
+        Axis("task"),
+        Axis("after task"),
+        height=230 + 14 * max(0, len(rows) - 4),
+        group=index,
+        client=key_of(client),
+        figure="matrices" if client is None else "",
+    )
+
+
+def _task_name(group: Group, client: int | None, task: int) -> str:
+    if client is None or len(group.runs) > 1:  # other seeds have other tasks
+        return f"task {task}"
+    name = group.runs[0].task_name(client, task)
+    return name if name == f"task {task}" else f"task {task} ({name})"
+
+
+def _largest_loss(groups: Groups) -> str:
+    losses = []
+    for group in groups:
+        for client in group.clients:
+            cells = matrix(group, client)
+            for task in range(len(cells) - 1):
+                first, last = cells[task][task], cells[-1][task]
+                if first is not None and last is not None:
+                    losses.append((first - last, group.label, client, task, first, last))
+    if not losses:
+        return "There is nothing to compare until a client has learned two tasks."
+    loss, label, client, task, first, last = max(losses)
+    if loss <= 0:
+        return "No task of any client has lost accuracy since it was learned."
+    return (
+        f"The largest loss: task {task} of client {client} with {label}, from {percent(first)} when it was learned to "
+        f"{percent(last)} at the end."
+    )
+
+
+# ---- adaptation within a task ----------------------------------------------------------------------------------------
+
+
+def adaptation(groups: Groups) -> Section:
+    about = (
+        "Validation accuracy of the task being learned, after each round of training; the line restarts with each "
+        "task. The sooner it rises, the more a client could build upon."
+    )
+    first = []
+    for group in groups:
+        later = [value.mean for (task, number), value in over_rounds(group).items() if task > 0 and number == 0]
+        first += [(fmean(later), group.label)] if later else []
+    sentence = "No second task has been started yet."
+    if first:
+        (best, label), *others = sorted(first, reverse=True)
+        rest = ", ".join(f"{name} {percent(mean)}" for mean, name in others[:3])
+        sentence = f"After the first round of a later task, {label} is best: {percent(best)} on average"
+        sentence += f" ({rest})." if rest else "."
+    lines = [_rounds_line(index, group, client) for index, group in enumerate(groups) for client in everybody(group)]
+    y = Axis("validation accuracy (%)", "%")
+    shown = [line for line in lines if line.x]
+    figure = "adaptation" if shown else ""
+    name = "adaptation-rounds"
+    chart = Chart(name, "Validation accuracy, round by round", sentence, shown, round_axis(groups), y, figure=figure)
+    return Section("adaptation", "Adaptation within a task", sentence, about, [chart])
+
+
+def _rounds_line(index: int, group: Group, client: int | None) -> Series:
+    """Validation accuracy by round, with a gap between two tasks."""
+    xs: list[float] = []
+    curve: Curve = []
+    names: list[str] = []
+    previous = 0
+    for (task, number), value in over_rounds(group, client).items():
+        if task != previous and xs:
+            xs, curve, names = [*xs, float(task)], [*curve, None], [*names, ""]
+        previous = task
+        xs.append(position((task, number), group))
+        curve.append(value)
+        names.append(f"task {task}, round {number}")
+    return curve_line(index, group, client, xs, curve, names)
+
+
+# ---- does federation help --------------------------------------------------------------------------------------------
+
+
+def gain(groups: Groups) -> Section:
+    title, found = "Does federation help me?", comparisons(groups)
+    if not found:
+        sentence = (
+            "This needs two finished runs on the same tasks and seed, with the same network and the same amount of "
+            "training: a federated one, and a local one such as stl, local or apd. At least one of them is missing."
+        )
+        return Section("gain", title, sentence)
+    compared = ", ".join(
+        f"{one.federated.label} with {one.local.label} (seed{'s' if len(one.seeds) > 1 else ''} "
+        f"{', '.join(map(str, one.seeds))})"
+        for one in found
+    )
+    about = (
+        "Final accuracy of each client, federated minus local, in percentage points. A bar is the mean over the "
+        "client's tasks, a mark is one task. Local is the strongest of the runs here in which nothing is sent. "
+        f"Compared: {compared}."
+    )
+    bars = [series for one in found for series in _gain_series(groups.index(one.federated), one)]
+    sentence = " ".join(map(_gain_sentence, found))
+    y = Axis("gain over local (points)", "points")
+    chart = Chart("gain", "Gain over local training", sentence, bars, Axis(), y, figure="gain")
+    caveats = ["A few points on some hundred test images can be noise; use more seeds."]
+    return Section("gain", title, sentence, about, [chart], caveats)
+
+
+def _gain_series(index: int, one: Comparison) -> list[Series]:
+    label, key = one.federated.label, str(index)
+    clients = [f"client {each.client}" for each in one.gains]
+    means = percents(each.mean for each in one.gains)
+    tasks = [
+        (f"client {each.client}", f"task {task}", value)
+        for each in one.gains
+        for task, value in enumerate(each.by_task)
+    ]
+    dots_x, names, values = zip(*tasks, strict=True)
+    return [
+        Series(label, clients, means, (), index, kind="bar", key=key),
+        Series(f"{label}, each task", dots_x, percents(values), names, index, kind="dots", color="ink", key=key),
+    ]
+
+
+def _gain_sentence(one: Comparison) -> str:
+    better, worst = sum(each.mean > 0 for each in one.gains), min(one.gains, key=lambda each: each.mean)
+    loss = f", and client {worst.client} loses most ({points(worst.mean)})" if worst.mean < 0 else ""
+    return (
+        f"With {one.federated.label}, {better} of {plural(len(one.gains), 'client')} end better than with local "
+        f"training ({one.local.label}); the mean gain is {points(one.mean)} points{loss}."
+    )
