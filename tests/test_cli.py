@@ -135,7 +135,7 @@ def test_show(command, finished):
     assert_readable(outcome.out)
     summary = summary_of(finished)
     assert f"{100 * summary['accuracy']:.1f} %" in outcome.out
-    assert "the client's own after its last epoch" in outcome.out  # which model was measured
+    assert "the client's, after its last epoch" in outcome.out  # which model was measured
     for client in range(3):
         assert re.search(rf"client {client}\b", outcome.out)
     for word in ("c2s", "s2c", "adaptive", "base", "global", "header"):

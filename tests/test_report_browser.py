@@ -167,7 +167,8 @@ def test_names_from_files_run_nothing(browser, finished, tmp_path):
     evil = "<img src=x onerror=document.title='bad'><script>document.title='bad'</script>"
     folder = copy(finished, tmp_path / "run")
     plan = (folder / "plan.toml").read_text()
-    (folder / "plan.toml").write_text(plan.replace('method = "fedweit"', f"method = {json.dumps(evil)}"))
+    assert 'name = "fedweit"' in plan
+    (folder / "plan.toml").write_text(plan.replace('name = "fedweit"', f"name = {json.dumps(evil)}"))
     file = tmp_path / "page.html"
     file.write_text(page_of(folder))
     browser.size(1280, 900)

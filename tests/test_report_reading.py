@@ -127,7 +127,7 @@ def test_a_missing_test_is_left_out(missed, finished, tmp_path):
 def test_a_plan_with_a_network_of_another_machine_can_be_read(finished, tmp_path):
     folder = copy(finished, tmp_path / "run")
     plan = (folder / "plan.toml").read_text()
-    (folder / "plan.toml").write_text(plan.replace('network = "mlp"', 'network = "/nowhere/nets.py:Own"'))
+    (folder / "plan.toml").write_text(plan.replace('name = "mlp"', 'name = "/nowhere/nets.py:Own"'))
     assert "/nowhere/nets.py:Own" in page_of(folder)
 
 

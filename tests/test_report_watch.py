@@ -185,7 +185,7 @@ def test_the_command_says_where_and_ends_with_ctrl_c(command, finished):
     running.send(signal.SIGINT)
     done = running.wait()
     assert done.code == 0
-    assert "the run goes on" in done.err
+    assert "the run continues" in done.err
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from importlib import resources
 from typing import Any
 
 import jinja2
-from markupsafe import Markup, escape
 
 from weft.metrics import Spread
 from weft.report import charts, facts, plotly, text
@@ -79,12 +78,12 @@ def asset(name: str) -> str:
     return resources.files("weft.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def policy(scripts: Sequence[str], live: bool) -> Markup:
+def policy(scripts: Sequence[str], live: bool) -> str:
     """Load nothing and run only these scripts; a live page may poll its own server."""
     digests = (base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     source = "'self'" if live else "'none'"
-    return Markup(
+    return (
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; "
         f"connect-src {source}; base-uri 'none'; form-action 'none'"
     )
@@ -102,7 +101,7 @@ def _templates() -> jinja2.Environment:
         "duration": lambda value: "-" if value is None else text.duration(value),
         "spread": lambda value: text.spread_text(value, 3, "±"),
         "plain": text.plain,
-        "sentence": lambda value: escape(value).replace(" %", Markup("&nbsp;%")),  # keep number and sign on one line
+        "sentence": lambda value: value.replace(" %", "\N{NO-BREAK SPACE}%"),  # number and sign on one line
         "symbol": lambda index: SYMBOLS[index % len(SYMBOLS)],
         "color": lambda index: f"--own: var(--s{index % plotly.COLORS})",
         "row": facts.row,
