@@ -99,7 +99,7 @@ def test_all_shapes_travel_as_bytes():
 
 
 def test_too_large_for_a_byte():
-    with pytest.raises(WeftError, match="too large for int8; choose float32"):
+    with pytest.raises(WeftError, match="too large for int8; use precision=float32"):
         values_out("x", torch.tensor([2.0**127]), "int8")
     with pytest.raises(WeftError, match="not finite"):
         values_out("x", torch.tensor([float("nan")]), "int8")

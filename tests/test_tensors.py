@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from weft.errors import WeftError
-from weft.wire.message import Message, decode, encode
 from weft.wire.tensors import LARGEST, Rows, Sparse, by_value, dense, flatten, nonzeros, same, size, unflatten
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -110,8 +109,8 @@ INT = torch.int32
     [
         (3, torch.tensor([1, 1], dtype=INT), torch.ones(2), "strictly increasing"),
         (3, torch.tensor([2, 1], dtype=INT), torch.ones(2), "strictly increasing"),
-        (3, torch.tensor([1, 3], dtype=INT), torch.ones(2), "must lie below it"),
-        (3, torch.tensor([-1, 1], dtype=INT), torch.ones(2), "not below 0"),
+        (3, torch.tensor([1, 3], dtype=INT), torch.ones(2), "at least 0 and below"),
+        (3, torch.tensor([-1, 1], dtype=INT), torch.ones(2), "at least 0"),
         (3, torch.tensor([1], dtype=INT), torch.ones(2), r"indices must be int32 \(2,\)"),
         (3, torch.tensor([1, 2]), torch.ones(2), "indices must be int32"),
         (3, torch.tensor([1], dtype=INT), torch.ones(1, dtype=torch.float64), "values must be float32"),
@@ -132,7 +131,7 @@ def test_nonsense_sparse_is_refused(size, indices, values, why):
         (((2, 2),), [True, False], 3, r"values must be float32 \(2,\)"),
         (((0, 2),), [], 0, "at least one row"),
         (((1, 0),), [True], 0, "at least one row"),
-        (((1, 2**31),), [True], 0, "these segments make 2,147,483,648"),
+        (((1, 2**31),), [True], 0, "these segments have 2,147,483,648"),
     ],
 )
 def test_nonsense_rows_are_refused(segments, kept, values, why):
@@ -168,7 +167,7 @@ def test_payloads_survive_a_safetensors_file(vector, cut):
 
 
 def test_two_payloads_cannot_meet_under_one_name():
-    with pytest.raises(ValueError, match="may not end in"):
+    with pytest.raises(ValueError, match="must not end in"):
         flatten("a:values", torch.ones(1))
 
 
@@ -184,7 +183,7 @@ def test_two_payloads_cannot_meet_under_one_name():
         (
             {"a:values": torch.ones(1), "a:indices": torch.tensor([7], dtype=INT)},
             {"shape": "sparse", "size": 3},
-            "must lie below it",
+            "at least 0 and below",
         ),
         (
             {"a:values": torch.ones(1), "a:kept": torch.ones(1, dtype=torch.bool)},
@@ -216,12 +215,3 @@ def test_rows_added_and_spread_as_one_would_by_hand(segments, seed):
     rows.add_to(added, 3.0)
     torch.testing.assert_close(added, total + 3.0 * torch.where(spread, vector, 0.0))
     assert torch.equal(rows.over(total.clone()), torch.where(spread, vector, total))
-
-
-def test_rows_that_were_changed_are_written_anew():
-    rows = Rows.of(torch.ones(4), ((2, 2),), torch.tensor([True, True]))
-    message = Message("a", "b", "", (), 0, 0, {"it": rows})
-    before = encode(message, "int8")
-    assert encode(message, "int8") == before
-    rows.values.mul_(2)
-    assert same(decode(encode(message, "int8")).tensors["it"], rows)

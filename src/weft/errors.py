@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class WeftError(Exception):
@@ -34,3 +35,9 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     if close:
         return f"did you mean {prefix}{close[0]}?"
     return f"choose one of: {', '.join(prefix + name for name in names)}"
+
+
+def show(value: Any) -> str:
+    """An untrusted value, for an error of one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from weft.core.schedule import Visit
+from weft.errors import show
 from weft.methods.method import Form, Method
 from weft.networks.flat import Layout
 from weft.registry import short
-from weft.wire.headers import show
 from weft.wire.message import Message, MessageError, decode
 from weft.wire.tensors import Payload, Rows, Sparse, size
 
@@ -68,7 +68,7 @@ class Inspector:
         try:
             reply = decode(wire)
         except MessageError as reason:
-            raise Refused(str(reason).removeprefix("message refused: ")) from None
+            raise Refused(str(reason).removeprefix("message rejected: ")) from None
         visit = out.get(reply.request_id)
         if visit is None or visit.client != client:
             words = f"it answers {show(reply.request_id)}, which was not asked or is answered already"

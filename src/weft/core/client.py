@@ -127,10 +127,10 @@ def _lesson(world: World, client: int, request: Message) -> Lesson:
     """What is to be learned, if the request is one that a server would send: nothing was changed by it yet."""
     tasks = len(world.scenario.sequences[client])
     if not 0 <= request.task < tasks:
-        raise MessageError(f"message refused: it is about task {request.task}, of {tasks}")
+        raise MessageError(f"message rejected: it is about task {request.task}, of {tasks}")
     lesson = world.learning(client, request.task)
     if fault := request_fault(request, client, world.method, lesson.layout):
-        raise MessageError(f"message refused: {fault}")
+        raise MessageError(f"message rejected: {fault}")
     return lesson
 
 

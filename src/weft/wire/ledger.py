@@ -1,22 +1,22 @@
-"""What crossed the wire: bytes and nonzeros by direction, client, task, round and tensor.
+"""Bytes and nonzeros that crossed the wire, by direction, client, task, round and tensor.
 
-The ledger weighs the very bytes that travel. Beside them stands what the same message would weigh if it carried the
-whole body in float32 once: the yardstick for every claim of saving.
+The ledger counts the bytes that are sent. Next to them is the size of the same message with the whole body in float32,
+the baseline of every claim of saving.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from weft.errors import WeftError, nearest
 from weft.wire.message import weigh
 
 Direction = Literal["c2s", "s2c"]  # client to server, server to client
 
-DIRECTIONS: tuple[Direction, ...] = ("c2s", "s2c")
-COLUMNS = ("direction", "client", "task", "round", "tensor")  # what a row is filed under; the other columns are sums
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+COLUMNS = ("direction", "client", "task", "round", "tensor")  # the key of a row; the other columns can be summed
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,14 @@ class Entry:
     client: int
     task: int
     round: int
-    tensor: str  # a tensor's name, or "header" for everything else
+    tensor: str  # the name of a tensor, or "header" for all else
     bytes: int
     nonzeros: int
-    dense_bytes: int  # of the whole message, on its "header" row; 0 on the others, so that sums come out right
+    dense_bytes: int  # of the whole message, in its "header" row; 0 in the others, so that sums are right
+
+    def __post_init__(self) -> None:
+        if self.direction not in DIRECTIONS:
+            raise ValueError(f"direction must be c2s or s2c, got {self.direction!r}")
 
     def to_row(self) -> list[str]:
         """A row for csv.writer, in the order of HEADER."""
@@ -38,35 +42,33 @@ class Entry:
 
     @staticmethod
     def from_row(row: Sequence[str]) -> Entry:
-        """The entry of a CSV row; a `WeftError` if the row is damaged, such as a half-written last line.
+        """Read a CSV row; raise a `WeftError` if it is damaged, such as a half-written last line.
 
         >>> Entry.from_row(["c2s", "3", "0", "1", "base", "120", "30", "0"]).bytes
         120
         """
         try:
-            direction, client, task, round_, tensor, *sums = row
-            size, nonzeros, dense_bytes = (int(value) for value in sums)
-            return Entry(
-                _direction(direction), int(client), int(task), int(round_), tensor, size, nonzeros, dense_bytes
-            )
+            direction, client, task, round_, tensor, size, nonzeros, dense_bytes = row
+            numbers = (int(client), int(task), int(round_)), (int(size), int(nonzeros), int(dense_bytes))
+            return Entry(direction, *numbers[0], tensor, *numbers[1])  # type: ignore[arg-type]
         except ValueError as reason:
             text = ",".join(row)
-            raise WeftError(f"ledger row {text[:80]!r} is damaged; it should read {','.join(HEADER)}") from reason
+            raise WeftError(f"ledger row {text[:80]!r} is damaged; expected {','.join(HEADER)}") from reason
 
 
 HEADER = tuple(field.name for field in fields(Entry))  # the first line of a ledger file
 
 
 class Sums(NamedTuple):
-    """Sums over some rows."""
+    """Sums over rows."""
 
-    bytes: int
-    nonzeros: int
-    dense_bytes: int
+    bytes: int = 0
+    nonzeros: int = 0
+    dense_bytes: int = 0
 
 
 def by(entries: Iterable[Entry], *columns: str) -> dict[tuple[str | int, ...], Sums]:
-    """Sums for each combination of values in the columns, sorted; with no column, one sum under ().
+    """Sums for each combination of values in the columns, sorted; without columns, one sum under ().
 
     >>> row = ["c2s", "3", "0", "1", "base", "120", "30", "0"]
     >>> by([Entry.from_row(row), Entry.from_row(row)], "client", "tensor")
@@ -78,16 +80,16 @@ def by(entries: Iterable[Entry], *columns: str) -> dict[tuple[str | int, ...], S
     sums: dict[tuple[str | int, ...], Sums] = {}
     for entry in entries:
         key = tuple(getattr(entry, column) for column in columns)
-        old = sums.get(key, Sums(0, 0, 0))
+        old = sums.get(key, Sums())
         sums[key] = Sums(old.bytes + entry.bytes, old.nonzeros + entry.nonzeros, old.dense_bytes + entry.dense_bytes)
-    return dict(sorted(sums.items()))  # a column holds either words or numbers, so keys compare
+    return dict(sorted(sums.items()))
 
 
 class Ledger:
-    """All rows so far. To resume, extend `entries` by those of the file."""
+    """All rows of a run. To resume one, set `entries` to those of its file."""
 
     def __init__(self, body_size: int) -> None:
-        self.body_size = body_size  # values in the whole body
+        self.body_size = body_size  # values of the whole body
         self.entries: list[Entry] = []
 
     def enter(
@@ -95,26 +97,15 @@ class Ledger:
         direction: Direction,
         client: int,
         task: int,
-        round: int,  # noqa: A002 - the paper's word, and the column's
+        round: int,  # noqa: A002 - the name of the column
         wire: bytes | memoryview,
     ) -> list[Entry]:
-        """Weigh a message and add its rows; hands back the new rows, the header's first."""
+        """Weigh a message and add its rows; return them, the header's first."""
         weights = weigh(wire)
-        whole_body = 4 * self.body_size if len(weights) > 1 else 0  # a message without tensors would carry no body
-        dense_bytes = {"header": weights["header"].bytes + whole_body}
-        rows = [
-            Entry(
-                _direction(direction),
-                client,
-                task,
-                round,
-                tensor,
-                weight.bytes,
-                weight.nonzeros,
-                dense_bytes.get(tensor, 0),
-            )
-            for tensor, weight in weights.items()
-        ]
+        body = 4 * self.body_size if len(weights) > 1 else 0  # a message without tensors would not have a body
+        dense_bytes = {"header": weights["header"].bytes + body}
+        key = direction, client, task, round
+        rows = [Entry(*key, tensor, *weight, dense_bytes.get(tensor, 0)) for tensor, weight in weights.items()]
         self.entries += rows
         return rows
 
@@ -124,12 +115,5 @@ class Ledger:
 
     def totals(self) -> dict[str, dict[str, int]]:
         """Bytes, nonzeros and dense bytes of each direction, ready for JSON."""
-        found = self.by("direction")
-        return {direction: found.get((direction,), Sums(0, 0, 0))._asdict() for direction in DIRECTIONS}
-
-
-def _direction(word: str) -> Direction:
-    for known in DIRECTIONS:
-        if word == known:
-            return known
-    raise ValueError(f"a direction is 'c2s' or 's2c', got {word!r}")
+        sums = self.by("direction")
+        return {direction: sums.get((direction,), Sums())._asdict() for direction in DIRECTIONS}

@@ -1,40 +1,40 @@
-"""Message, and its exact bytes on the wire.
+"""Message and its exact bytes on the wire.
 
     magic "WEFT" | version, uint16 | header length, uint32 | payload length, uint64
     header: JSON in UTF-8, compact, sorted keys, no NaN
     payload: the tensors, sorted by name, one after another
-    CRC32 over all that goes before, uint32
+    CRC32 over everything before it, uint32
 
-Little-endian throughout. A tensor's place in the payload:
+Little-endian throughout. Bytes of a tensor in the payload (codec.py defines those of its values):
 
     dense         values
-    rows          one bit a row (kept or not), values of the kept rows
-    sparse-gaps   one byte a value: how many positions were skipped before it; 255 stands for a larger gap, which is
-                  found in the uint32 array that follows; then the values
-    sparse-mask   one bit a position, values
-                  (of the two, whichever index is smaller; gaps if they tie)
+    rows          one bit per row (kept or not), values of the kept rows
+    sparse-gaps   one byte per value: the number of positions skipped before it; 255 stands for a larger gap, which is
+                  in the uint32 array that follows; then the values
+    sparse-mask   one bit per position, values
+                  (the shorter of the two; gaps if they tie)
 
-How values are written (float32, half or int8) stands in values.py; decoded they are always float32.
-
-Each message has exactly one encoding, and `decode` refuses every other sequence of bytes. A checksum guards against
-accidents only: whoever can send bytes can send a valid checksum, so every claim is checked against the bytes that are
-really there before anything is allocated by it.
+Each message has exactly one encoding, and `decode` rejects any other bytes. The checksum protects against accidents
+only: anybody can compute one. So every claim is checked against the bytes that are present before memory is allocated
+for it, and a header is bounded, because parsed JSON takes about thirty times its length.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, TypeAlias
 
-from weft.errors import WeftError
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from weft.errors import WeftError, show
 from weft.lazy import np, torch
-from weft.wire.codec import Chunk, count_nonzeros, length, own, values_in, values_out
-from weft.wire.headers import Precision, description_fault, header_fault, name_fault
+from weft.wire.codec import Chunk, Precision, copied, count_nonzeros, length, values_in, values_out
 from weft.wire.tensors import LARGEST, Payload, Rows, Sparse, kept_size, same
 
 if TYPE_CHECKING:
@@ -44,74 +44,181 @@ MAGIC = b"WEFT"
 VERSION = 2
 PREFIX = struct.Struct("<4sHIQ")  # magic, version, header length, payload length
 CHECKSUM = struct.Struct("<I")
-LONGEST_HEADER = 2**22  # JSON grows about thirtyfold when parsed: 4 MiB is far above any need and far below harm
+LONGEST_HEADER = 2**20  # bytes
+MOST_ITEMS = 10_000  # tensors of a message, segments of a tensor, operations
+DEEPEST = 32  # levels of nesting in `fields`
 ESCAPE = 255
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 
 class MessageError(WeftError):
-    """Bytes that are no message of this format; the text is one line and says what was wrong."""
+    """Bytes that are not a message; the text is one line that says what is wrong."""
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What one side asks or answers; two messages are equal if their tensors are equal bit for bit."""
+    """A request or a reply; two messages are equal if their tensors are equal bit by bit."""
 
-    sender: str  # "server" or a client's name such as "client-3"
+    sender: str  # "server", or a client such as "client-3"
     receiver: str
-    request_id: str  # unique for a request; a reply carries the id of what it answers
-    ops: tuple[str, ...]  # what is asked, in order; empty in replies
-    task: int  # which task of the client's sequence
+    request_id: str  # unique for a request; a reply has the id of its request
+    ops: tuple[str, ...]  # requested operations, in order; empty in replies
+    task: int  # index in the client's sequence of tasks
     round: int
     tensors: dict[str, Payload] = field(default_factory=dict)
-    fields: dict[str, Any] = field(default_factory=dict)  # what JSON can hold: accuracies, losses, counts
-    error: str = ""  # an error reply says why
+    fields: dict[str, Any] = field(default_factory=dict)  # JSON: accuracies, losses, counts
+    error: str = ""  # why the request failed
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Message):
             return NotImplemented
         return (
-            _words(self) == _words(other)
+            _without_tensors(self) == _without_tensors(other)
             and self.tensors.keys() == other.tensors.keys()
             and all(same(tensor, other.tensors[name]) for name, tensor in self.tensors.items())
         )
 
 
-def failure(asked: Message, why: str) -> Message:
-    """The reply to a request that went wrong."""
-    words = (asked.receiver, asked.sender, asked.request_id, (), asked.task, asked.round)
-    return Message(*words, error=why)
+def failure(request: Message, why: str) -> Message:
+    """Make the reply to a request that failed."""
+    return Message(request.receiver, request.sender, request.request_id, (), request.task, request.round, error=why)
 
 
-class PartWeight(NamedTuple):
-    """What one part of a message weighs."""
-
-    bytes: int
-    nonzeros: int
+# ---- header ----------------------------------------------------------------------------------------------------------
 
 
-# ---- out: message -> bytes -------------------------------------------------------------------------------------------
+def _check_name(name: str) -> str:
+    if name == "header":
+        raise ValueError("'header' is the name under which the rest of a message is counted")
+    if not 1 <= len(name) <= 200 or not name.isprintable():
+        raise ValueError("a name has 1 to 200 printable characters")  # it becomes a column of a CSV file
+    return name
 
 
-def encode(message: Message, precision: Precision = "float32") -> bytes:
-    """The bytes of a message; a `WeftError` for what the format cannot carry (NaN, too large for half)."""
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision is one of {', '.join(get_args(Precision))}, got {precision!r}")
-    descriptions: list[dict[str, Any]] = []
+def _check_segments(segments: list[list[int]]) -> list[list[int]]:
+    if sum(rows * width for rows, width in segments) > LARGEST:
+        raise ValueError(f"together more than {LARGEST:,} values")
+    return segments
+
+
+def _check_json(value: Any, path: str = "fields", depth: int = 0) -> Any:
+    # exact types: a tuple or a numpy float would be decoded as something else than was sent
+    if type(value) is int and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{path} does not fit into 64 bits")
+    if type(value) is float and not math.isfinite(value):
+        raise ValueError(f"{path} is {value}; only finite numbers can be sent")
+    if value is None or type(value) in (str, bool, int, float):
+        return value
+    if depth == DEEPEST:
+        raise ValueError(f"nested more than {DEEPEST} levels deep")
+    if type(value) is list:
+        for index, item in enumerate(value):
+            _check_json(item, f"{path}[{index}]", depth + 1)
+    elif type(value) is dict:
+        for key, item in value.items():
+            if type(key) is not str:
+                raise ValueError(f"{path} has the key {show(key)}, which is not a string")
+            _check_json(item, f"{path}[{show(key)}]", depth + 1)
+    else:
+        raise ValueError(f"{path} is a {type(value).__name__}; JSON has str, int, float, bool, None, list and dict")
+    return value
+
+
+_Count: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST)]
+_Name: TypeAlias = Annotated[str, AfterValidator(_check_name)]
+_Segment: TypeAlias = Annotated[list[Annotated[int, Field(ge=1, le=LARGEST)]], Field(min_length=2, max_length=2)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _Dense(_Strict):
+    encoding: Literal["dense", "sparse-mask"]
+    name: _Name
+    size: _Count
+
+
+class _Rows(_Strict):
+    encoding: Literal["rows"]
+    name: _Name
+    segments: Annotated[list[_Segment], Field(max_length=MOST_ITEMS), FailFast(), AfterValidator(_check_segments)]
+
+
+class _Gaps(_Strict):
+    encoding: Literal["sparse-gaps"]
+    name: _Name
+    size: _Count
+    count: _Count
+
+
+_Description: TypeAlias = _Dense | _Rows | _Gaps
+
+
+class Header(_Strict):
+    """Everything of a message except the bytes of its tensors."""
+
+    sender: str
+    receiver: str
+    request_id: str
+    ops: Annotated[list[str], Field(max_length=MOST_ITEMS), FailFast()]
+    task: Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+    round: Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+    fields: Annotated[dict[Any, Any], AfterValidator(_check_json)]
+    error: str
+    precision: Precision
+    tensors: Annotated[
+        list[Annotated[_Description, Field(discriminator="encoding")]], Field(max_length=MOST_ITEMS), FailFast()
+    ]
+
+
+def _explain(error: ValidationError) -> str:
+    """The first mistake of a header in one line."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = ".".join(show(item).strip("'") for item in first["loc"]) or "header"
+    text = first["msg"].removeprefix("Value error, ")[:200]
+    return f"{path}: {text[0].lower()}{text[1:]}, got {show(first['input'])}"
+
+
+def _without_tensors(message: Message) -> dict[str, Any]:
+    keys = ("sender", "receiver", "request_id", "task", "round", "fields", "error")
+    return {key: getattr(message, key) for key in keys} | {"ops": list(message.ops)}
+
+
+def _canonical(header: Any) -> bytes:
+    text = json.dumps(header, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    return text.encode()
+
+
+# ---- encode ----------------------------------------------------------------------------------------------------------
+
+
+class Cached(NamedTuple):
+    """Values of a tensor and their encoding."""
+
+    values: torch.Tensor
+    precision: Precision
+    chunks: list[Chunk]
+
+
+def encode(message: Message, precision: Precision = "float32", cache: dict[str, Cached] | None = None) -> bytes:
+    """Encode a message; raise a `WeftError` for what the format cannot hold (NaN, too large for half).
+
+    A server that sends the same tensors to many clients passes one dict as `cache` for all of them: it keeps the last
+    encoding of each dense or rows tensor by name, and uses it again for the same tensor object. The caller drops the
+    dict, or clears it, before it changes a tensor in place.
+    """
+    tensors = [(name, payload, *_index_out(name, payload)) for name, payload in sorted(message.tensors.items())]
+    header = _header_out(message, precision, [{"name": name, **described} for name, _, described, _, _ in tensors])
     chunks: list[Chunk] = []
-    for name in sorted(message.tensors):
-        if fault := name_fault(name):
-            raise ValueError(f"tensor {name!r} needs another name: {fault}")
-        payload = message.tensors[name]
-        description, index, values = _shape_out(name, payload)
-        descriptions.append({"name": name, **description})
-        written = payload.written if isinstance(payload, Rows) else {}
-        key = (precision, values._version)  # which every change in place counts up
-        if key not in written:
-            written[key] = values_out(name, values, precision)
-        chunks += [*index, *written[key]]
-    header = _header_out(message, precision, descriptions)
+    for name, payload, _, index, values in tensors:
+        known = cache.get(name) if cache is not None else None
+        if known is None or known.values is not values or known.precision != precision:
+            known = Cached(values, precision, values_out(name, values, precision))
+            if cache is not None and not isinstance(payload, Sparse):  # sparse ones go to few clients
+                cache[name] = known
+        chunks += [*index, *known.chunks]
     prefix = PREFIX.pack(MAGIC, VERSION, len(header), sum(chunk.nbytes for chunk in chunks))
     checksum = zlib.crc32(header, zlib.crc32(prefix))
     for chunk in chunks:
@@ -120,235 +227,198 @@ def encode(message: Message, precision: Precision = "float32") -> bytes:
 
 
 def _header_out(message: Message, precision: Precision, descriptions: list[dict[str, Any]]) -> bytes:
-    if not isinstance(message.ops, tuple):  # ops=("train") is one text, and would go out letter by letter
-        raise ValueError(f"ops must be a tuple of texts, got {message.ops!r}")
-    fields = {**_words(message), "precision": precision, "tensors": descriptions}
-    if fault := header_fault(fields):
-        raise WeftError(f"message from {message.sender!r} cannot be sent: {fault}")
+    if not isinstance(message.ops, tuple):  # ops=("train") is a string, and would be sent letter by letter
+        raise ValueError(f"ops must be a tuple of strings, got {message.ops!r}")
+    header = {**_without_tensors(message), "precision": precision, "tensors": descriptions}
     try:
-        header = _canonical(fields)
-    except UnicodeEncodeError as reason:
-        raise WeftError(f"message from {message.sender!r} cannot be sent: its text is not valid Unicode") from reason
-    if len(header) > LONGEST_HEADER:
+        Header.model_validate(header)
+        raw = _canonical(header)
+    except ValidationError as error:
+        raise WeftError(f"message from {message.sender!r} cannot be sent: {_explain(error)}") from None
+    except UnicodeEncodeError as error:
+        raise WeftError(f"message from {message.sender!r} cannot be sent: a text is not valid Unicode") from error
+    if len(raw) > LONGEST_HEADER:
         raise WeftError(
-            f"message from {message.sender!r} cannot be sent: its header takes {len(header):,} bytes, "
-            f"{LONGEST_HEADER:,} are allowed; send long lists of fields as a tensor"
+            f"message from {message.sender!r} cannot be sent: its header has {len(raw):,} bytes, "
+            f"{LONGEST_HEADER:,} are allowed; send long lists as a tensor"
         )
-    return header
+    return raw
 
 
-def _shape_out(name: str, payload: Payload) -> tuple[dict[str, Any], list[Chunk], torch.Tensor]:
-    """A tensor's description, the chunks that say where its values stand, and the values."""
+def _index_out(name: str, payload: Payload) -> tuple[dict[str, Any], list[Chunk], torch.Tensor]:
+    """Description of a tensor, the chunks with the positions of its values, and the values."""
     if isinstance(payload, Rows):
         kept = np.packbits(payload.kept.cpu().numpy(), bitorder="little")
         return {"encoding": "rows", "segments": [list(segment) for segment in payload.segments]}, [kept], payload.values
     if isinstance(payload, Sparse):
-        description, index = _index_out(payload.size, payload.indices.cpu().numpy())
-        return description, index, payload.values
+        indices = payload.indices.cpu().numpy()
+        gaps = _gaps(indices)
+        if _mask_is_smaller(payload.size, gaps):
+            mask = np.zeros(payload.size, dtype=np.bool_)
+            mask[indices] = True
+            chunks: list[Chunk] = [np.packbits(mask, bitorder="little")]
+            return {"encoding": "sparse-mask", "size": payload.size}, chunks, payload.values
+        chunks = [np.minimum(gaps, ESCAPE).astype(np.uint8), gaps[gaps >= ESCAPE].astype("<u4")]
+        return {"encoding": "sparse-gaps", "size": payload.size, "count": gaps.size}, chunks, payload.values
     if payload.dtype != torch.float32 or payload.dim() != 1:
         raise ValueError(f"tensor {name!r} must be float32 with one dimension, got {payload.dtype} {payload.dim()}")
-    if payload.numel() > LARGEST:
-        raise ValueError(f"tensor {name!r} holds {payload.numel():,} values, {LARGEST:,} are allowed")
     return {"encoding": "dense", "size": payload.numel()}, [], payload
 
 
-def _index_out(size: int, indices: npt.NDArray[np.int32]) -> tuple[dict[str, Any], list[Chunk]]:
-    gaps = _gaps(indices)
-    if _mask_is_smaller(size, gaps):
-        mask = np.zeros(size, dtype=np.bool_)
-        mask[indices] = True
-        return {"encoding": "sparse-mask", "size": size}, [np.packbits(mask, bitorder="little")]
-    short = np.minimum(gaps, ESCAPE).astype(np.uint8)
-    escaped = gaps[gaps >= ESCAPE].astype("<u4")
-    return {"count": gaps.size, "encoding": "sparse-gaps", "size": size}, [short, escaped]
+# ---- decode ----------------------------------------------------------------------------------------------------------
 
 
-# ---- in: bytes -> message --------------------------------------------------------------------------------------------
+class TensorWeight(NamedTuple):
+    """Size of one tensor of a message, or of its header."""
+
+    bytes: int
+    nonzeros: int
 
 
-class _Part(NamedTuple):
-    """A tensor found on the wire, its place checked, its values not yet copied."""
+class _Tensor(NamedTuple):
+    """A tensor on the wire: its positions are checked, its values not yet decoded."""
 
     name: str
     nbytes: int
     value_count: int
     values: _Bytes
-    shape: Callable[[torch.Tensor], Payload]  # from the values (count,) to the payload
+    make: Callable[[torch.Tensor], Payload]  # of the decoded values (count,)
 
 
 def decode(wire: bytes | memoryview) -> Message:
-    """The message that was encoded; `MessageError` for any bytes that `encode` would not have written."""
+    """Decode a message; raise a `MessageError` for any bytes that `encode` does not write."""
     header, payload = _unwrap(wire)
-    tensors = {part.name: part.shape(_values_in(part, header["precision"])) for part in _parts(header, payload)}
-    return Message(
-        sender=header["sender"],
-        receiver=header["receiver"],
-        request_id=header["request_id"],
-        ops=tuple(header["ops"]),
-        task=header["task"],
-        round=header["round"],
-        tensors=tensors,
-        fields=header["fields"],
-        error=header["error"],
-    )
+    tensors: dict[str, Payload] = {}
+    for tensor in _tensors(header, payload):
+        try:
+            tensors[tensor.name] = tensor.make(values_in(tensor.values, tensor.value_count, header.precision))
+        except ValueError as reason:
+            _reject(f"tensor {tensor.name!r} {reason}")
+    ids = (header.sender, header.receiver, header.request_id, tuple(header.ops), header.task, header.round)
+    return Message(*ids, tensors, header.fields, header.error)
 
 
-def weigh(wire: bytes | memoryview) -> dict[str, PartWeight]:
-    """Bytes and nonzeros by part: each tensor by its name, and "header" for all else; the bytes sum to len(wire)."""
+def weigh(wire: bytes | memoryview) -> dict[str, TensorWeight]:
+    """Bytes and nonzeros of each tensor by name, and of all else as "header"; the bytes sum to len(wire)."""
     header, payload = _unwrap(wire)
-    weights = {"header": PartWeight(memoryview(wire).nbytes - payload.nbytes, 0)}
-    for part in _parts(header, payload):
-        nonzeros = count_nonzeros(part.values, part.value_count, header["precision"])
-        weights[part.name] = PartWeight(part.nbytes, nonzeros)
+    weights = {"header": TensorWeight(memoryview(wire).nbytes - payload.nbytes, 0)}
+    for tensor in _tensors(header, payload):
+        nonzeros = count_nonzeros(tensor.values, tensor.value_count, header.precision)
+        weights[tensor.name] = TensorWeight(tensor.nbytes, nonzeros)
     return weights
 
 
-def _unwrap(wire: bytes | memoryview) -> tuple[dict[str, Any], _Bytes]:
-    """The header, checked but for its list of tensors, and the payload."""
+def _unwrap(wire: bytes | memoryview) -> tuple[Header, _Bytes]:
     whole = memoryview(wire).cast("B")
     least = PREFIX.size + CHECKSUM.size
     if whole.nbytes < least:
-        _refuse(f"it is cut short (expected at least {least} bytes, got {whole.nbytes})")
+        _reject(f"it is truncated (expected at least {least} bytes, got {whole.nbytes})")
     magic, version, header_length, payload_length = PREFIX.unpack_from(whole)
     if magic != MAGIC:
-        _refuse(f"it does not begin with {MAGIC.decode()}; whatever sent it is not weft")
+        _reject(f"it does not begin with {MAGIC.decode()}; the sender is not weft")
     if version != VERSION:
-        _refuse(f"it is written in version {version}, this weft reads {VERSION}; use one weft on all sides")
+        _reject(f"it has wire version {version}, this weft has {VERSION}; install the same weft on all machines")
     expected = least + header_length + payload_length
-    if whole.nbytes < expected:
-        _refuse(f"it is cut short (expected {expected:,} bytes, got {whole.nbytes:,})")
-    if whole.nbytes > expected:
-        _refuse(f"it is too long (expected {expected:,} bytes, got {whole.nbytes:,})")
+    if whole.nbytes != expected:
+        problem = "truncated" if whole.nbytes < expected else "too long"
+        _reject(f"it is {problem} (expected {expected:,} bytes, got {whole.nbytes:,})")
     body = whole[: -CHECKSUM.size]
     if zlib.crc32(body) != CHECKSUM.unpack_from(whole, body.nbytes)[0]:
-        _refuse("its checksum is wrong, it was damaged on the way")
+        _reject("its checksum is wrong: it was damaged in transit")
     if header_length > LONGEST_HEADER:
-        _refuse(f"its header takes {header_length:,} bytes, {LONGEST_HEADER:,} are allowed")
+        _reject(f"its header has {header_length:,} bytes, {LONGEST_HEADER:,} are allowed")
     end = PREFIX.size + header_length
     return _header_in(body[PREFIX.size : end].tobytes()), np.frombuffer(body, dtype=np.uint8)[end:]
 
 
-def _header_in(raw: bytes) -> dict[str, Any]:
+def _header_in(raw: bytes) -> Header:
     try:
         header = json.loads(raw.decode())
-        # one comparison settles repeated keys, white space, NaN, 1e999, needless escapes and the order of keys
+        # one comparison finds repeated keys, white space, NaN, 1e999, needless escapes and unsorted keys
         canonical = _canonical(header) == raw
-    except (ValueError, RecursionError):  # ValueError covers wrong UTF-8, wrong JSON, NaN and lone surrogates
-        _refuse("its header is not JSON")
-    if not isinstance(header, dict):
-        _refuse("its header is not a JSON object")
+    except (ValueError, RecursionError):  # a ValueError for wrong UTF-8, wrong JSON, NaN and lone surrogates
+        _reject("its header is not JSON")
     if not canonical:
-        _refuse("its header is not in canonical form (compact, sorted keys, no key twice)")
-    if fault := header_fault(header):
-        _refuse(fault)
-    return header
+        _reject("its header is not in canonical form (compact, sorted keys, no repeated key)")
+    try:
+        return Header.model_validate(header)
+    except ValidationError as error:
+        _reject(_explain(error))
 
 
-def _parts(header: dict[str, Any], payload: _Bytes) -> Iterator[_Part]:
-    """The tensors one after another; together they must be the payload exactly."""
-    before, at = "", 0
+def _tensors(header: Header, payload: _Bytes) -> Iterator[_Tensor]:
+    """The tensors one by one; together they must be exactly the payload."""
+    before, position = "", 0
 
     def take(count: int) -> _Bytes:
-        nonlocal at
-        if count > payload.size - at:
-            _refuse(f"tensor {name!r} claims {count:,} bytes where {payload.size - at:,} are left")
-        at += count
-        return payload[at - count : at]
+        nonlocal position
+        if count > payload.size - position:
+            _reject(f"tensor {name!r} claims {count:,} bytes where {payload.size - position:,} are left")
+        position += count
+        return payload[position - count : position]
 
-    for description in header["tensors"]:
-        if fault := description_fault(description):
-            _refuse(fault)
-        name, begin = description["name"], at
+    for description in header.tensors:
+        name, start = description.name, position
         if name <= before:
-            _refuse(f"tensor {name!r} is named twice or out of order")
-        count, values, shape = _shape_in(description, take, header["precision"])
-        yield _Part(name, at - begin, count, values, shape)
+            _reject(f"tensor {name!r} is repeated or out of order")
+        count, values, make = _index_in(description, take, header.precision)
+        yield _Tensor(name, position - start, count, values, make)
         before = name
-    if at != payload.size:
-        _refuse(f"{payload.size - at:,} bytes of its payload belong to no tensor")
+    if position != payload.size:
+        _reject(f"{payload.size - position:,} bytes of its payload belong to no tensor")
 
 
-def _shape_in(
-    description: dict[str, Any], take: Callable[[int], _Bytes], precision: Precision
+def _index_in(
+    description: _Description, take: Callable[[int], _Bytes], precision: Precision
 ) -> tuple[int, _Bytes, Callable[[torch.Tensor], Payload]]:
-    """How many values a tensor has, their bytes, and what makes the payload of them; nothing is built before."""
-    name, encoding = description["name"], description["encoding"]
-    if encoding == "dense":
-        count = description["size"]
-        return count, take(length(count, precision)), lambda values: values
-    if encoding == "rows":
-        segments = tuple((rows, columns) for rows, columns in description["segments"])
-        kept = own(_mask_in(name, take, sum(rows for rows, _ in segments)), torch.bool)
+    """Number of values of a tensor, their bytes, and the function that makes the payload of the decoded values."""
+    name = description.name
+    if isinstance(description, _Rows):
+        segments = tuple((rows, width) for rows, width in description.segments)
+        kept = copied(_mask_in(name, take, sum(rows for rows, _ in segments)), torch.bool)
         count = kept_size(segments, kept)
         return count, take(length(count, precision)), partial(Rows, segments, kept)
-    size = description["size"]
-    if encoding == "sparse-mask":
-        mask = _mask_in(name, take, size)
-        count = int(np.count_nonzero(mask))
-        values = take(length(count, precision))
-        indices = np.flatnonzero(mask)
-        if not _mask_is_smaller(size, _gaps(indices)):
-            _refuse(f"tensor {name!r} comes with a mask where gaps are not longer")
-    else:
-        count = description["count"]
-        short = take(count)
+    size = description.size
+    if isinstance(description, _Gaps):
+        short = take(description.count)
         large = short == ESCAPE
         escaped = take(4 * int(np.count_nonzero(large))).view("<u4")
-        values = take(length(count, precision))
+        values = take(length(description.count, precision))
         gaps = short.astype(np.int64)
         gaps[large] = escaped
         indices = np.cumsum(gaps + 1) - 1  # below 2**63: fewer than 2**31 gaps, each below 2**32
         if indices.size and indices[-1] >= size:
-            _refuse(f"tensor {name!r} has an index {indices[-1]:,} beyond its size {size:,}")
+            _reject(f"tensor {name!r} has the index {indices[-1]:,}, beyond its size {size:,}")
         if escaped.size and escaped.min() < ESCAPE:
-            _refuse(f"tensor {name!r} has an escaped gap of {escaped.min()}, which needs no escape")
+            _reject(f"tensor {name!r} has an escaped gap of {escaped.min()}, which needs no escape")
         if _mask_is_smaller(size, gaps):
-            _refuse(f"tensor {name!r} comes with gaps where a mask is shorter")
-    return count, values, partial(Sparse, size, own(indices, torch.int32))
+            _reject(f"tensor {name!r} has gaps where a mask is shorter")
+    elif description.encoding == "sparse-mask":
+        mask = _mask_in(name, take, size)
+        indices = np.flatnonzero(mask)
+        values = take(length(indices.size, precision))
+        if not _mask_is_smaller(size, _gaps(indices)):
+            _reject(f"tensor {name!r} has a mask where gaps are not longer")
+    else:
+        return size, take(length(size, precision)), lambda values: values
+    return indices.size, values, partial(Sparse, size, copied(indices, torch.int32))
 
 
 def _mask_in(name: str, take: Callable[[int], _Bytes], count: int) -> npt.NDArray[np.bool_]:
-    bits = np.unpackbits(take(_mask_length(count)), bitorder="little").view(np.bool_)
+    bits = np.unpackbits(take((count + 7) // 8), bitorder="little").view(np.bool_)
     if bits[count:].any():
-        _refuse(f"the mask of tensor {name!r} has bits beyond its end")
+        _reject(f"the mask of tensor {name!r} has bits beyond its end")
     return bits[:count]
 
 
-def _values_in(part: _Part, precision: Precision) -> torch.Tensor:
-    try:
-        return values_in(part.values, part.value_count, precision)
-    except ValueError as reason:
-        _refuse(f"tensor {part.name!r} {reason}")
-
-
-# ---- both ways -------------------------------------------------------------------------------------------------------
-
-
-def _words(message: Message) -> dict[str, Any]:
-    """All of a message that is not a tensor."""
-    return {key: getattr(message, key) for key in ("sender", "receiver", "request_id", "task", "round", "error")} | {
-        "ops": list(message.ops),
-        "fields": message.fields,
-    }
-
-
-def _canonical(header: Any) -> bytes:
-    text = json.dumps(header, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    return text.encode()
-
-
 def _gaps(indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """How many positions were skipped before each index: (count,), none below 0 as indices increase."""
+    """Number of positions skipped before each index: (count,), at least 0 because indices increase."""
     return np.diff(indices, prepend=np.array(-1, dtype=indices.dtype)) - 1
 
 
 def _mask_is_smaller(size: int, gaps: npt.NDArray[Any]) -> bool:
-    return _mask_length(size) < gaps.size + 4 * int(np.count_nonzero(gaps >= ESCAPE))
+    return (size + 7) // 8 < gaps.size + 4 * int(np.count_nonzero(gaps >= ESCAPE))
 
 
-def _mask_length(count: int) -> int:
-    return (count + 7) // 8
-
-
-def _refuse(why: str) -> NoReturn:
-    raise MessageError(f"message refused: {why}")
+def _reject(why: str) -> NoReturn:
+    raise MessageError(f"message rejected: {why}")
