@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -100,7 +101,9 @@ class Timers:
         with contextlib.ExitStack() as stack:
             for category, places in {"rest": [LOOP], **PLACES}.items():
                 for owner, name in places:
-                    stack.enter_context(replaced(owner, name, functools.partial(self.timed, category, (owner, name))))
+                    timed = self.timed(category, (owner, name), inspect.getattr_static(owner, name))
+                    for holder in holders(owner, name):
+                        stack.enter_context(mock.patch.object(holder, name, timed))
             yield
 
     def timed(self, category: str, place: tuple[Any, str], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,31 +133,12 @@ class Timers:
         self._since = now
 
 
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
-    """Replace a method of a class, or a function in every module of weft that has imported it."""
-    original = inspect.getattr_static(owner, name)
-    wrapper = wrap(original)
+def holders(owner: Any, name: str) -> list[Any]:
+    """The class, or every module of weft that has imported a function of this module."""
     if isinstance(owner, type):
-        inherited = name not in vars(owner)
-        setattr(owner, name, wrapper)
-    else:
-        _replace_everywhere(name, original, wrapper)
-    try:
-        yield
-    finally:
-        if not isinstance(owner, type):
-            _replace_everywhere(name, wrapper, original)
-        elif inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, original)
-
-
-def _replace_everywhere(name: str, old: object, new: object) -> None:
-    for module in [module for key, module in sys.modules.items() if key.partition(".")[0] == "weft"]:
-        if vars(module).get(name) is old:
-            setattr(module, name, new)
+        return [owner]
+    modules = [module for key, module in sys.modules.items() if key.startswith("weft.")]
+    return [module for module in modules if vars(module).get(name) is getattr(owner, name)]
 
 
 # ---- clients with finished tasks -------------------------------------------------------------------------------------
@@ -166,6 +150,7 @@ class BenchClient:
     def __init__(self, runtime: Runtime, task: int, state: State | None = None):
         """`state`: of the client before the task, which is copied; None: a new client."""
         self.runtime, self._lesson = runtime, runtime.learning(0, task)
+        self.batch_size = runtime.plan.batch_size
         self.state = _new_state(runtime, self._lesson) if state is None else copy_of(state)
         runtime.method.begin(self.state, self._lesson)
         self.state.numbers["schedule"] = training.begin_schedule(runtime.method.first_rate(runtime.plan, task))

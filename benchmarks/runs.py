@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -88,7 +88,7 @@ def measure_start(plan: dict[str, Any], turns: int, progress: Progress) -> dict[
 
 
 def measure_memory(
-    plan: dict[str, Any], clients: list[int], rounds: int, limit: float, progress: Progress
+    plan: dict[str, Any], clients: Sequence[int], rounds: int, limit: float, progress: Progress
 ) -> dict[str, Any]:
     """Peak memory and seconds of a round for each number of clients.
 

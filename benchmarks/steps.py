@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from weft.plan import Plan
 from weft.randomness import generator
@@ -19,6 +20,7 @@ from .timing import Progress, interleave, quartiles, ratio, seconds_of
 TASKS = (1, 2, 5, 10, 20, 50)
 FOREIGN = (0, 5, 20)
 SIDE = 2048  # of the matrix product whose speed counts as the machine's peak
+PEAK_OPERATIONS = 2 * SIDE**3
 STEPS = 2  # timed in each turn, after one that loads the contender's memory into the caches
 
 
@@ -62,7 +64,7 @@ def measure(plan: dict[str, Any], quick: bool, passes: int, progress: Progress) 
         table[name] = {
             "step_seconds": step,
             "images_per_second": batch / step["median"],
-            "share_of_peak": operations / MatrixProduct.operations * ratio(times["peak"], times[name])["median"],
+            "share_of_peak": operations / PEAK_OPERATIONS * ratio(times["peak"], times[name])["median"],
         }
         if isinstance(contender := contenders[name], ClientSteps):
             table[name]["round_seconds"] = quartiles(contender.overhead)
@@ -71,7 +73,7 @@ def measure(plan: dict[str, Any], quick: bool, passes: int, progress: Progress) 
     return {
         "batch_size": batch,
         "operations_per_image": operations // batch,
-        "peak_operations_per_second": MatrixProduct.operations / quartiles(times["peak"])["median"],
+        "peak_operations_per_second": PEAK_OPERATIONS / quartiles(times["peak"])["median"],
         "contenders": table,
         "ratios": {
             "lenet_speedup_over_plain": ratio(times["plain"], times["lenet"]),
@@ -82,7 +84,7 @@ def measure(plan: dict[str, Any], quick: bool, passes: int, progress: Progress) 
     }
 
 
-def make_contenders(plan: dict[str, Any], cases: Sequence[Case]) -> dict[str, ClientSteps | PlainSteps | MatrixProduct]:
+def make_contenders(plan: dict[str, Any], cases: Sequence[Case]) -> dict[str, Callable[[], float]]:
     runtimes = {
         past: Runtime(Plan(**plan, method={"name": "fedweit", "past": past}))
         for past in sorted({case.past for case in cases})
@@ -97,98 +99,70 @@ def make_contenders(plan: dict[str, Any], cases: Sequence[Case]) -> dict[str, Cl
 
     local = Runtime(Plan(**plan, method="local"))
     return {
-        "peak": MatrixProduct(),
-        "plain": PlainSteps(local),
+        "peak": matrix_product(),
+        "plain": plain_steps(local),
         "lenet": ClientSteps(BenchClient(local, 0)),
         **{case.name: client(case) for case in cases},
         TWIN: client(EARLY),
     }
 
 
+class Steps:
+    """Some training steps of a contender; returns the seconds of a step."""
+
+    def __init__(self, step: Callable[[torch.Tensor], object], images: int, batch: int):
+        """`step` trains on the images with these indices."""
+        self._step, self._images, self._batch, self._turns = step, images, batch, 0
+
+    def __call__(self) -> float:
+        """The first step of a turn is not counted."""
+        rng = generator(0, "bench", "order", self._turns)
+        self._turns += 1
+        batches = [torch.from_numpy(rng.permutation(self._images)[: self._batch]) for _ in range(STEPS + 1)]
+        self._step(batches[0])
+        return sum(seconds_of(self._step, indices) for indices in batches[1:]) / STEPS
+
+
 class ClientSteps:
-    """Some steps of a client within one round; returns the seconds of a step."""
+    """Some steps of a client within one round."""
 
     def __init__(self, client: BenchClient):
         self._client = client
-        self._batches = client.runtime.batches(0, 0, "train")  # the same images for all contenders
-        self._turns = 0
+        images = client.runtime.batches(0, 0, "train")  # the same for all contenders
+        self._steps = Steps(lambda indices: self._train(*images.take(indices)), len(images), client.batch_size)
         self.overhead: list[float] = []  # seconds for the start and the end of a round
 
     def __call__(self) -> float:
         start = time.perf_counter()
-        with self._client.training_round() as train:
+        with self._client.training_round() as self._train:
             opening = time.perf_counter() - start
-            seconds = _seconds_per_step(
-                lambda indices: train(*self._batches.take(indices)),
-                self._turns,
-                len(self._batches),
-                self._client.runtime.plan.batch_size,
-            )
+            seconds = self._steps()
             end = time.perf_counter()
         self.overhead.append(opening + time.perf_counter() - end)
-        self._turns += 1
         return seconds
 
 
-class PlainSteps:
-    """Some steps of the plain LeNet with torch's Adam."""
-
-    def __init__(self, runtime: Runtime):
-        task, plan = runtime.task(0, 0), runtime.plan
-        split = task.load("train")
-        self._images = torch.from_numpy(split.images).permute(0, 3, 1, 2).contiguous()  # uint8 (count, 3, 32, 32)
-        self._labels = torch.from_numpy(split.labels)
-        self._batch, self._turns = plan.batch_size, 0
-        self._trainer = PlainTrainer(PlainLeNet(), task.mean, task.deviation, plan.learning_rate)
-
-    def __call__(self) -> float:
-        seconds = _seconds_per_step(
-            lambda indices: self._trainer.step(self._images[indices], self._labels[indices]),
-            self._turns,
-            len(self._labels),
-            self._batch,
-        )
-        self._turns += 1
-        return seconds
+def plain_steps(runtime: Runtime) -> Steps:
+    """Steps of the plain LeNet with torch's Adam."""
+    task, plan = runtime.task(0, 0), runtime.plan
+    split = task.load("train")
+    images = torch.from_numpy(split.images).permute(0, 3, 1, 2).contiguous()  # uint8 (count, 3, 32, 32)
+    labels = torch.from_numpy(split.labels)
+    trainer = PlainTrainer(PlainLeNet(), task.mean, task.deviation, plan.learning_rate)
+    return Steps(lambda indices: trainer.step(images[indices], labels[indices]), len(labels), plan.batch_size)
 
 
-def _seconds_per_step(step: Callable[[torch.Tensor], object], turn: int, images: int, batch: int) -> float:
-    """The first step of a turn is not counted."""
-    rng = generator(0, "bench", "order", turn)
-    batches = [torch.from_numpy(rng.permutation(images)[:batch]) for _ in range(STEPS + 1)]
-    step(batches[0])
-    return sum(seconds_of(step, indices) for indices in batches[1:]) / STEPS
-
-
-class MatrixProduct:
+def matrix_product() -> Callable[[], float]:
     """A large matrix product: the peak speed of the machine on one thread."""
-
-    operations = 2 * SIDE**3
-
-    def __init__(self) -> None:
-        self._left, self._right = torch.ones(SIDE, SIDE), torch.ones(SIDE, SIDE)
-        self._out = torch.empty(SIDE, SIDE)
-
-    def __call__(self) -> float:
-        return seconds_of(lambda: torch.mm(self._left, self._right, out=self._out))
+    left, right, out = (torch.ones(SIDE, SIDE) for _ in range(3))
+    return lambda: seconds_of(lambda: torch.mm(left, right, out=out))
 
 
 def operations_per_image(network: nn.Module) -> int:
-    """Additions and multiplications of convolution and linear layers, forward and backward, from their shapes.
+    """Additions and multiplications of convolution and linear layers, forward and backward, for one image.
 
-    Backward is two products of the forward's size, by the weights and by the input; the first layer needs no gradient
-    by its input, the images. Everything else (ReLU, pooling, normalization, Adam) is not counted.
+    The first layer needs no gradient by its input. ReLU, pooling, normalization and Adam are not counted.
     """
-    forward: list[int] = []
-
-    def count(layer: nn.Module, _: Any, out: torch.Tensor) -> None:
-        weight = layer.get_parameter("weight")
-        forward.append(2 * out.numel() * weight[0].numel())  # an output is a sum over one row of the weights
-
-    layers = [layer for layer in network.modules() if isinstance(layer, (nn.Conv2d, nn.Linear))]
-    hooks = [layer.register_forward_hook(count) for layer in layers]
-    with torch.no_grad():
-        network(torch.zeros(1, 3, 32, 32))
-    for hook in hooks:
-        hook.remove()
-    return 3 * sum(forward) - forward[0]
+    with FlopCounterMode(display=False) as counter:
+        network(torch.zeros(1, 3, 32, 32)).sum().backward()
+    return int(counter.get_total_flops())

@@ -20,54 +20,40 @@ from .timing import Progress
 
 
 class Amounts(NamedTuple):
-    """How much is measured: enough for stable medians, or a first look of about four minutes."""
+    """How much is measured: by default enough for stable medians."""
 
-    passes: int  # turns of each contender
-    tasks: int  # of the default plan
-    worker_turns: int
-    worker_rounds: int
-    starts: int
-    clients: list[int]
-    client_rounds: int
-    client_limit: float  # seconds
-    messages: list[int]
-    entries: list[int]
-    peer_turns: int
-    peer_rounds: int
-    paired_seeds: Sequence[int] = ()  # empty: accuracies are not compared
-    paired_tasks: int = 0
+    passes: int = 25  # turns of each contender
+    tasks: int = 10  # of the default plan
+    worker_turns: int = 4
+    worker_rounds: int = 8
+    starts: int = 5
+    clients: Sequence[int] = (5, 20, 100, 1000)
+    client_rounds: int = 6
+    client_limit: float = 90.0  # seconds
+    messages: Sequence[int] = (10, 100, 1000)
+    entries: Sequence[int] = (10, 1000, 10_000)
+    peer_turns: int = 2
+    peer_rounds: int = 10
+    paired_seeds: Sequence[int] = (0, 1, 2)  # empty: accuracies are not compared
+    paired_tasks: int = 4
     plan: Mapping[str, Any] = {}  # changes of all plans; for tests
 
 
-FULL = Amounts(
-    passes=25,
-    tasks=10,
-    worker_turns=4,
-    worker_rounds=8,
-    starts=5,
-    clients=[5, 20, 100, 1000],
-    client_rounds=6,
-    client_limit=90.0,
-    messages=[10, 100, 1000],
-    entries=[10, 1000, 10_000],
-    peer_turns=2,
-    peer_rounds=10,
-    paired_seeds=[0, 1, 2],
-    paired_tasks=4,
-)
-QUICK = Amounts(
+FULL = Amounts()
+QUICK = Amounts(  # about four minutes
     passes=4,
     tasks=2,
     worker_turns=2,
     worker_rounds=4,
     starts=2,
-    clients=[1000],
+    clients=(1000,),
     client_rounds=3,
     client_limit=20.0,
-    messages=[10, 100],
-    entries=[10, 1000],
+    messages=(10, 100),
+    entries=(10, 1000),
     peer_turns=1,
     peer_rounds=5,
+    paired_seeds=(),
 )
 
 Show = Callable[[str, int, int], None]  # the part, how much of it is done, its total
