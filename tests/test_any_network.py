@@ -1,4 +1,4 @@
-"""Any module as a network: what is laid out where, its gradient, statistics, heads and dropout."""
+"""Any module as a network: layout, gradient, statistics, heads and dropout."""
 
 import math
 
@@ -57,14 +57,14 @@ def statistics(network):
     return network.vector[slice(*network.layout.statistics)].clone()
 
 
-# ---- what lies where
+# ---- layout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("where", ["own", "shared"])
 def test_everything_is_laid_out_once(kind, where):
-    """Weights, other parameters, statistics, head: each value of the module is one of the vector's, in this order."""
+    """Weights, other parameters, statistics, head: each value of the module is in the vector, in this order."""
     network = make(kind, statistics=where)
     layout, body = network.layout, network.body
     homes = {name: tensor for name, tensor in [*body.named_parameters(), *body.named_buffers()] if tensor.dim()}
@@ -128,7 +128,7 @@ def test_shared_frozen_and_idle_parameters():
     assert [layer.name for layer in network.layout.layers] == ["first.weight", "idle.weight"]
     assert network.layout.weights == 36 + 4
     assert network.layout.body == 36 + 4 + 6 + 6 + 2 + (6 + 6 + 36)
-    assert network.layout.statistics == (network.layout.body, network.layout.body)  # a constant is none
+    assert network.layout.statistics == (network.layout.body, network.layout.body)  # a constant is no statistic
     fill(network, 0)
     network.gradient.fill_(math.nan)
     network.compute_gradient(pictures(0), torch.tensor([0, 1, 1, 0]))
@@ -144,7 +144,7 @@ def test_shared_frozen_and_idle_parameters():
 
 
 @pytest.mark.parametrize("kind", SOME)
-def test_the_gradient_is_that_of_the_module_by_itself(kind):
+def test_the_gradient_equals_that_of_the_module_alone(kind):
     network = make(kind)
     alone = KINDS[kind][0]()
     alone.load_state_dict(network.body.state_dict())
@@ -169,8 +169,8 @@ def test_the_gradient_is_that_of_the_module_by_itself(kind):
 
 
 @pytest.mark.parametrize("kind", SOME)
-def test_the_vector_is_all_that_is_needed(kind):
-    """What one client wrote and trained can be put back into a network that others have used since."""
+def test_the_vector_is_the_complete_state(kind):
+    """A client's values can be restored in a network that others have used since."""
     network = make(kind)
     images = pictures(2)
     for seed in range(2):
@@ -189,10 +189,10 @@ def test_the_vector_is_all_that_is_needed(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["normed", "resnet18"])
-def test_statistics_move_in_training_and_not_in_measuring(kind):
+def test_statistics_change_in_training_and_not_in_evaluation(kind):
     network = make(kind)
     start = statistics(network)
-    assert set(start.tolist()) == {0.0, 1.0}  # as batch norm makes them: the trial at construction has left no trace
+    assert set(start.tolist()) == {0.0, 1.0}  # the initial values of batch norm: probing has not changed them
     network.gradient.fill_(7.0)
     network.compute_gradient(pictures(0), torch.tensor([0, 1, 2, 0]))
     assert (network.gradient[slice(*network.layout.statistics)] == 0).all()
@@ -204,7 +204,7 @@ def test_statistics_move_in_training_and_not_in_measuring(kind):
     assert not any(module.training for module in network.body.modules())
 
 
-def test_measuring_uses_the_statistics():
+def test_evaluation_uses_the_statistics():
     network = make("normed")
     data = labelled(0, [0, 1, 2, 1])
     before = network.measure(data)
@@ -212,10 +212,10 @@ def test_measuring_uses_the_statistics():
     assert network.measure(data) != before
 
 
-def test_where_statistics_live():
+def test_the_position_of_statistics():
     for where, in_body in (("own", False), ("shared", True)):
         network = make("normed", statistics=where)
-        network.vector[slice(*network.layout.statistics)] = 9.0  # left behind by somebody
+        network.vector[slice(*network.layout.statistics)] = 9.0  # of another client
         body, head = network.initial_body(generator(0, "initial")), network.initial_head(generator(0, "head"))
         made = torch.cat([torch.zeros(4), torch.ones(4), torch.zeros(6), torch.ones(6)])
         assert len(body) == network.layout.body
@@ -225,7 +225,7 @@ def test_where_statistics_live():
 
 
 class Rebinding(nn.Module):
-    """A norm by hand, which puts a new tensor in the place of its statistics, and has a constant beside them."""
+    """A user-defined norm that replaces the tensor of its statistics, and has a constant buffer."""
 
     def __init__(self):
         super().__init__()
@@ -240,7 +240,7 @@ class Rebinding(nn.Module):
         return x - self.mean.detach()
 
 
-def test_statistics_are_found_by_what_they_do():
+def test_statistics_are_found_by_their_behavior():
     network = Network(Rebinding(), 4, (2,))
     fill(network, 0)
     begin, end = network.layout.statistics
@@ -266,12 +266,12 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("buffer", [torch.zeros(1, dtype=torch.int64), torch.zeros(2)], ids=["whole", "growing"])
-def test_what_cannot_be_kept_is_refused(buffer):
+def test_buffers_that_cannot_be_kept_are_rejected(buffer):
     with pytest.raises(WeftError, match=r"training changes buffer 'seen', which cannot be kept"):
         Network(Counting(buffer), 4, (2,))
 
 
-def test_batch_norm_without_momentum_is_refused():
+def test_batch_norm_without_momentum_is_rejected():
     body = Normed()
     body.norm.momentum = None
     with pytest.raises(WeftError, match=r"batch norm 'norm' has momentum=None, which is not supported; choose"):
@@ -289,7 +289,7 @@ def test_a_batch_of_one_image():
 
 
 def test_heads_by_hand():
-    """Heads of 3 and 2 classes with logits 1, 2, 3 and 4, 0: each example is judged within its own head."""
+    """Heads of 3 and 2 classes with logits 1, 2, 3 and 4, 0: each example counts within its head."""
     network = Network(Mlp(3072, 8, 6), 6, (3, 2))
     network.vector[-5:] = torch.tensor([1.0, 2.0, 3.0, 4.0, 0.0])
     network.vector[:-5] = 0
@@ -306,7 +306,7 @@ def test_heads_by_hand():
     assert each.tolist() == pytest.approx([0.407606, 0.018150], abs=1e-5)
 
 
-def test_heads_are_drawn_one_after_another():
+def test_heads_are_initialized_one_after_another():
     rng = generator(0, "head")
     first, second = Network(Mlp(3072, 8, 6), 6, (3,)), Network(Mlp(3072, 8, 6), 6, (2,))
     wanted = torch.cat([first.initial_head(rng)[:18], second.initial_head(rng)[:12], torch.zeros(5)])
@@ -315,7 +315,7 @@ def test_heads_are_drawn_one_after_another():
     assert (both.heads, both.classes) == ((3, 2), 5)
 
 
-def test_a_head_learns_as_if_it_were_alone():
+def test_a_head_has_the_gradient_of_a_single_head():
     alone, both = Network(Mlp(3072, 8, 6), 6, (3,)), Network(Mlp(3072, 8, 6), 6, (2, 3))
     fill(alone, 0)
     both.vector[: both.layout.body] = alone.vector[: alone.layout.body]
@@ -333,7 +333,7 @@ def test_a_head_learns_as_if_it_were_alone():
 
 
 def test_dropout_by_hand():
-    """Of the inputs of the second layer and of the head; the images stay whole."""
+    """At the inputs of the second layer and of the head, not of the images."""
     network = make("mlp")
     images, labels = pictures(0), torch.tensor([0, 2, 1, 1])
     first, second = network.body.layers[1], network.body.layers[3]
@@ -378,13 +378,13 @@ class DropsByHand(OwnMlp):
         (OwnMlp(), 6, False),
         (ViT(), 8, True),
         (ViT(dropout=0.0), 8, False),
-        (ViT(dropout=0.0, attention_dropout=0.1), 8, True),  # no module of its own
+        (ViT(dropout=0.0, attention_dropout=0.1), 8, True),  # not a module
         (DropsByHand(), 6, True),
         (Normed(), 6, False),
     ],
     ids=["mlp", "vit", "vit without", "vit attention", "by hand", "normed"],
 )
-def test_does_a_body_draw_random_numbers(body, features, random):
+def test_random_is_whether_a_body_draws_random_numbers(body, features, random):
     state = torch.random.get_rng_state()
     assert Network(body, features, (2,)).random is random
     assert torch.equal(torch.random.get_rng_state(), state)

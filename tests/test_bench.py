@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
-from weft import networks
 from weft.benchmarks import bars, engine, internals, processes, server, steps, timing, wire
 from weft.benchmarks.plain_lenet import PlainLeNet, PlainTrainer
 from weft.errors import WeftError
@@ -43,57 +43,22 @@ def silent(done: int, total: int) -> None:
     assert 0 < done <= total
 
 
-# ---- the plain LeNet -------------------------------------------------------------------------------------------------
+# ---- the reference ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def pair():
-    """Our LeNet and the plain one with the same weights, and the order of its parameters in our vector."""
-    ours = networks.build("lenet", {}, heads=(5,))
-    rng = np.random.default_rng(3)
-    body = ours.initial_body(rng)
-    ours.vector.copy_(torch.cat([body, ours.initial_head(rng)]))
-    ours.vector[ours.layout.weights : ours.layout.body] = torch.from_numpy(rng.normal(0, 0.1, 1370)).float()  # biases
-    plain = PlainLeNet()
-    names = [f"{layer}.{kind}" for kind in ("weight", "bias") for layer in ("conv1", "conv2", "fc1", "fc2")]
-    order = [*names, "head.weight", "head.bias"]  # as in the vector
-    offset = 0
-    with torch.no_grad():
-        for name in order:
-            parameter = plain.get_parameter(name)
-            parameter.copy_(ours.vector[offset : offset + parameter.numel()].view(parameter.shape))
-            offset += parameter.numel()
-    assert offset == ours.layout.size
-    return ours, plain, order
-
-
-@pytest.mark.slow
-def test_the_plain_lenet_computes_the_same_function(pair):
-    ours, plain, order = pair
-    rng = np.random.default_rng(4)
-    mean, deviation = (120.0, 110.0, 100.0), (60.0, 61.0, 62.0)
-    raw = torch.from_numpy(rng.integers(0, 256, (12, 3, 32, 32)).astype(np.uint8))
-    labels = torch.from_numpy(rng.integers(0, 5, 12))
-    trainer = PlainTrainer(plain, mean, deviation, 1e-3)
+def test_the_plain_trainer():
+    """That the network computes the same function as weft's LeNet is tested in test_networks."""
+    trainer = PlainTrainer(PlainLeNet(), (120.0, 110.0, 100.0), (60.0, 61.0, 62.0), 1e-3)
+    raw = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     images = trainer.normalize(raw)
     assert torch.allclose(images[:, 1], (raw[:, 1].float() - 110) / 61)
-    torch.testing.assert_close(plain(images), ours.logits(images), rtol=1e-4, atol=1e-5)
-    loss = ours.compute_gradient(images.contiguous(memory_format=torch.channels_last), labels)
-    before = [plain.get_parameter(name).detach().clone() for name in order]
-    assert trainer.step(raw, labels) == pytest.approx(loss, rel=1e-5)
-    theirs = torch.cat([plain.get_parameter(name).grad.view(-1) for name in order])
-    torch.testing.assert_close(theirs, ours.gradient, rtol=1e-3, atol=1e-6)
-    assert all(not torch.equal(old, plain.get_parameter(name)) for old, name in zip(before, order, strict=True))
-
-
-@pytest.mark.slow
-def test_the_plain_accuracy_is_that_of_its_logits(pair):
-    _, plain, _ = pair
-    trainer = PlainTrainer(plain, (0.0,) * 3, (255.0,) * 3, 1e-3)
-    raw = torch.randint(0, 256, (20, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    guessed = plain(raw.float() / 255).argmax(dim=1)
-    assert trainer.accuracy(raw, guessed) == 1.0
-    assert trainer.accuracy(raw, (guessed + 1) % 5) == 0.0
+    predicted = trainer.net(images).argmax(dim=1)
+    assert trainer.accuracy(raw, predicted) == 1.0
+    assert trainer.accuracy(raw, (predicted + 1) % 5) == 0.0
+    labels, before = torch.arange(20) % 5, [each.detach().clone() for each in trainer.net.parameters()]
+    expected = functional.cross_entropy(trainer.net(images), labels).item()  # the mean, as in weft's networks
+    assert trainer.step(raw, labels) == pytest.approx(expected)
+    assert not any(torch.equal(*pair) for pair in zip(before, trainer.net.parameters(), strict=True))
 
 
 def test_operations_of_an_image_by_hand():

@@ -1,4 +1,4 @@
-"""The Fisher information of whole batches against a plain loop over images, and by hand."""
+"""The Fisher information of whole batches, compared with a loop over images and computed by hand."""
 
 import math
 
@@ -25,7 +25,7 @@ def draw(*shape, seed=0):
 
 
 def built(body, features, image=(3, 32, 32), seed=0):
-    """A network with every value drawn, so that no gradient is 0 because a bias, a head or an embedding is."""
+    """A network of random values, so that no gradient is 0 because a bias, a head or an embedding is."""
     network = Network(body, features, (CLASSES,), image=image)
     network.vector.copy_(0.3 * draw(network.layout.size, seed=seed))
     begin, end = network.layout.statistics
@@ -56,10 +56,10 @@ def plain(network, data):
 
 
 def close(network, found, expected):
-    """Each parameter relative to its own largest value: one layer's squares may be a million times another's."""
+    """Each parameter relative to its largest value: squares of layers may differ by a factor of a million."""
     for each in network.parameters:
         part = slice(each.storage_offset(), each.storage_offset() + each.numel())
-        # a bias before a norm has no effect, and nothing but rounding for a gradient
+        # a bias before a norm has no effect, and a gradient of rounding errors only
         scale = max(expected[part].max(), 1e-9 * expected.max())
         torch.testing.assert_close(found[part] / scale, expected[part] / scale, rtol=1e-4, atol=1e-5)
 
@@ -74,7 +74,7 @@ def passes(monkeypatch):
         return real(outputs, inputs, *given, **more)
 
     def forbidden(*_, **__):
-        raise AssertionError("gradients are asked for, not accumulated")
+        raise AssertionError("gradients are requested, not accumulated")
 
     monkeypatch.setattr(torch.autograd, "grad", grad)
     monkeypatch.setattr(torch.autograd, "backward", forbidden)
@@ -132,7 +132,7 @@ CONVOLUTIONS = {
 
 
 def convolving(layer):
-    """A layer of interest between two others, so that it has neighbours on both sides."""
+    """A layer of interest between two others, so that it has neighbors on both sides."""
 
     def forward(self, images):
         return functional.tanh(self.layer(functional.tanh(self.before(images)))).flatten(2).square().mean(2)
@@ -145,7 +145,7 @@ def convolving(layer):
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_convolutions(kind, channels_last, passes):
     network, data = convolving(CONVOLUTIONS[kind]()), batches(3, 9, 10)
-    if channels_last:  # as Batches hands images out
+    if channels_last:  # as Batches returns images
         data = [(images.contiguous(memory_format=torch.channels_last), labels) for images, labels in data]
     found = fisher(network, data)
     assert len(passes) == len(SIZES)
@@ -185,7 +185,7 @@ def normalized(norm):
 
 
 def statistics(norm):
-    """A batch norm in whose running statistics something was gathered."""
+    """A batch norm with non-trivial running statistics."""
     size = norm.num_features
     norm.running_mean.copy_(draw(size, seed=3))
     norm.running_var.copy_(draw(size, seed=4).exp())
@@ -235,13 +235,13 @@ def test_lenet(passes):
     network, data = built(LeNet(), 500), batches(3, 32, 32, sizes=(3, 1))
     network.vector.mul_(0.1)  # 3,200 inputs: the features would be in the thousands, and one class certain
     found = fisher(network, data)
-    assert passes == [5, 5]  # by the outputs of four layers and of the head; no image on its own
+    assert passes == [5, 5]  # by the outputs of four layers and of the head; no pass per image
     close(network, found, plain(network, data))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "groups"])
 @pytest.mark.parametrize("memory", [1, 3_000, 20_000])
-def test_parts_of_a_batch_sum_to_the_batch(kind, memory):
+def test_chunks_of_a_batch_sum_to_the_batch(kind, memory):
     if kind == "tokens":
         body, features, shape = KNOWN[kind]()
         network = built(body, features, shape)
@@ -262,12 +262,12 @@ def in_tokens():
 
 @pytest.mark.parametrize("body", [convolved, in_tokens])
 def test_little_memory_means_small_products(body, monkeypatch):
-    """Such gradients are 9 and 4 MB for each example; those of all the examples never lie side by side."""
+    """Such gradients are 9 and 4 MB for each example; never all of them are in memory."""
     layers, values = body()
     network, data = built(layers, 512, (512, 2, 2)), batches(512, 2, 2, sizes=(6,))
     seen, real = [], torch.Tensor.square_
     monkeypatch.setattr(torch.Tensor, "square_", lambda each: (seen.append(each.numel()), real(each))[1])
-    memory = 9 * values  # of 4 bytes: two examples' and something for what they are made of
+    memory = 9 * values  # of 4 bytes: two examples and their inputs
     fisher(network, data, memory)
     assert max(seen) * 4 <= memory
     assert seen.count(2 * values) == 3  # 6 examples, two at a time
@@ -294,19 +294,19 @@ def twice(self, images):
 
 
 def tied(self, images):
-    """The module is called once, but its weight is used a second time behind its back."""
+    """The module is called once, but its weight is used a second time."""
     hidden = functional.tanh(self.layer(images.flatten(1)))
     return functional.linear(hidden, self.layer.weight.T)
 
 
 def ignored(self, images):
-    """The module is called once and nobody uses what comes out; its weight is used all the same."""
+    """The module is called once and its output is unused; its weight is used directly."""
     self.layer(images.flatten(1))
     return functional.linear(images.flatten(1), self.layer.weight)
 
 
 def tried_twice(self, images):
-    """Called twice, though the second call comes to nothing."""
+    """Called twice; the second output is unused."""
     out = self.layer(images.flatten(1))
     self.layer(2 * images.flatten(1))
     return torch.tanh(out)
@@ -318,7 +318,7 @@ def sequence_first(self, images):
 
 
 def over_positions(self, images):
-    """A layer over a table whose rows have nothing to do with images, as many as they are."""
+    """A layer over a table with as many rows as the batch has images."""
     table = self.layer(torch.arange(20.0).view(5, 4).sin())  # (5, 12)
     return images.flatten(1) * table.sum(0).tanh()
 
@@ -360,10 +360,8 @@ UNKNOWN = {
 @pytest.mark.parametrize("kind", UNKNOWN)
 def test_uses_without_a_rule_go_image_by_image(kind, passes):
     body, features, shape, slow = UNKNOWN[kind]()
-    network, data = (
-        built(body, features, shape),
-        batches(*shape, sizes=(5, 2)),
-    )  # 5 is also the number of tokens and rows
+    network = built(body, features, shape)
+    data = batches(*shape, sizes=(5, 2))  # 5 is also the number of tokens and rows
     found = fisher(network, data)
     batch, *images = passes[:6]
     assert images == [slow] * 5  # these parameters, and no others
@@ -379,7 +377,7 @@ def test_reparametrized_weights():
 
 
 def built_of_parameters(body, features):
-    """The decomposed part of a vector is for real parameters; here it is put together by hand."""
+    """The decomposed part of a vector is for real parameters; here it is built by hand."""
     network = Network(nn.Flatten(), features, (CLASSES,))
     head = network.parameters
     parameters = [*body.parameters(), *head]
@@ -395,7 +393,7 @@ def built_of_parameters(body, features):
 
 
 def test_values_are_placed_by_their_storage():
-    """Neither the order of `parameters` nor that they fill the vector is relied upon."""
+    """Neither the order of `parameters` nor that they fill the vector matters."""
     network = built(Mlp(12, 7, 5), 5, (3, 2, 2))
     data = batches(3, 2, 2)
     expected = fisher(network, data)
@@ -424,7 +422,7 @@ def test_a_frozen_layer_gets_nothing():
 
 
 def test_masked_logits_keep_the_head_fast(passes, monkeypatch):
-    """Of all heads' classes a task has some; a network that hides the others needs no image on its own."""
+    """Of all heads' classes a task has some; a network that masks the others needs no pass per image."""
     network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2)
     data = [(images, labels.clamp(max=1)) for images, labels in data]
     real, hidden = network.logits, torch.tensor([False, False, True])
@@ -446,21 +444,21 @@ def test_a_head_of_another_form_goes_image_by_image(weight, passes, monkeypatch)
     close(network, found, plain(network, data))
 
 
-# ---- what is left behind
+# ---- side effects
 
 
 def hooks(body):
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in body.modules())
 
 
-def test_nothing_is_left_behind():
-    """Not a changed value, a hook, a gradient or a mode; a caller without gradients gets its values all the same."""
+def test_there_are_no_side_effects():
+    """No changed value, hook, gradient or mode; works within torch.no_grad."""
     body, features, shape = KNOWN["batch norm"]()
     network, data = built(body, features, shape), batches(*shape)
     network.gradient.fill_(3)
     before, buffers = network.vector.clone(), [each.clone() for each in body.buffers()]
     body.train()
-    body.norm.eval()  # frozen in part
+    body.norm.eval()  # partly frozen
     with torch.no_grad():
         found = fisher(network, data)
         assert not torch.is_grad_enabled()
@@ -476,7 +474,7 @@ def test_nothing_is_left_behind():
     assert torch.equal(fisher(network, data), found)
 
 
-def test_an_error_leaves_nothing_behind():
+def test_an_error_has_no_side_effects():
     network, data = built(Mlp(12, 7, 5), 5, (3, 2, 2)), batches(3, 2, 2)
     before = hooks(network.body)
     for bad in ((draw(2, 3, 2, 3), data[0][1][:2]), (draw(2, 3, 2, 2), torch.tensor([0, CLASSES]))):

@@ -1,4 +1,4 @@
-"""The networks: the paper's LeNet to the digit and against a plain one, and any network as one vector."""
+"""The paper's LeNet, compared with a plain one; any network as one vector; batches."""
 
 import math
 
@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from weft import networks
+from weft.benchmarks.plain_lenet import PlainLeNet
 from weft.networks.batches import Batches
 from weft.networks.flat import TRUNCATED_DEVIATION, Network, variance_scaling
 from weft.networks.lenet import CHUNK, LeNet, LocalResponseNorm, channel_band
@@ -19,26 +20,9 @@ from weft.scenarios import Split
 torch.set_num_threads(1)
 
 
-class PlainLeNet(nn.Module):
-    """The paper's table of layers, written with nothing but torch's own modules."""
-
-    def __init__(self, pool=3):
-        super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 20, 5, padding=2), nn.Conv2d(20, 50, 5, padding=2)
-        self.fc1, self.fc2 = nn.Linear(3200, 800), nn.Linear(800, 500)
-        self.norm = nn.LocalResponseNorm(9, alpha=1e-3, beta=0.75, k=1)
-        self.pool = pool
-
-    def forward(self, images):
-        x = functional.max_pool2d(self.norm(functional.relu(self.conv1(images))), self.pool, 2, ceil_mode=True)
-        x = functional.max_pool2d(self.norm(functional.relu(self.conv2(x))), self.pool, 2, ceil_mode=True)
-        x = functional.relu(self.fc1(x.flatten(1)))
-        return functional.relu(self.fc2(x))
-
-
 @pytest.fixture(scope="module")
 def lenet():
-    """Shared and scratch: whoever reads its vector writes it first."""
+    """Scratch memory that tests share."""
     network = networks.build("lenet", {}, heads=(5,))
     fill(network, 0)
     return network
@@ -112,32 +96,30 @@ def test_the_order_within_a_block(lenet, monkeypatch):
 
 @pytest.mark.parametrize(("pool", "channels_last"), [(3, True), (3, False), (2, True)])
 def test_lenet_equals_a_plain_one(pool, channels_last):
+    """Logits, loss and gradient of the benchmark's reference, which has only standard torch modules."""
     network = networks.build("lenet", {"pool": pool}, heads=(5,))
     fill(network, 1)
-    plain = PlainLeNet(pool)
-    plain.load_state_dict(network.body.state_dict())
-    head = nn.Linear(500, 5)
-    with torch.no_grad():
-        head.weight.copy_(network.vector[network.layout.body : -5].view(5, 500))
-        head.bias.copy_(network.vector[-5:])
+    plain = PlainLeNet()
+    plain.pool = nn.MaxPool2d(pool, stride=2, ceil_mode=True)
+    layers = [f"{layer}.{kind}" for kind in ("weight", "bias") for layer in ("conv1", "conv2", "fc1", "fc2")]
+    parameters = [plain.get_parameter(name) for name in (*layers, "head.weight", "head.bias")]  # as in the vector
+    network.vector[network.layout.weights : network.layout.body].normal_(0, 0.1, generator=torch.Generator())  # biases
+    nn.utils.vector_to_parameters(network.vector, parameters)
     images, labels = pictures(2, strength=30.0), torch.tensor([0, 4, 2, 2])
     given = images.contiguous(memory_format=torch.channels_last) if channels_last else images
 
-    loss = functional.cross_entropy(head(plain(images)), labels)
-    loss.backward()
-    found = network.compute_gradient(given, labels)
-    torch.testing.assert_close(network.logits(given), head(plain(images)), rtol=1e-4, atol=1e-5)
-    assert found == pytest.approx(loss.item(), rel=1e-5)
-    parts = [plain.conv1.weight, plain.conv2.weight, plain.fc1.weight, plain.fc2.weight]
-    parts += [plain.conv1.bias, plain.conv2.bias, plain.fc1.bias, plain.fc2.bias, head.weight, head.bias]
-    wanted = torch.cat([part.grad.reshape(-1) for part in parts])  # laid out as the vector
-    # two equal values in a pooling window may be told apart by their last bits, so a few gradients may go elsewhere
+    loss = functional.cross_entropy(plain(images), labels)
+    gradients = torch.autograd.grad(loss, parameters)
+    assert network.compute_gradient(given, labels) == pytest.approx(loss.item(), rel=1e-5)
+    torch.testing.assert_close(network.logits(given), plain(images), rtol=1e-4, atol=1e-5)
+    wanted = nn.utils.parameters_to_vector(gradients)
+    # two equal values in a pooling window may differ in their last bits, so a few gradients may go elsewhere
     apart = (network.gradient - wanted).abs()
     assert (apart > 1e-3 * wanted.abs() + 1e-5 * wanted.abs().max()).float().mean() < 1e-3
     assert apart.norm() < 5e-3 * wanted.norm()
 
 
-def test_convolutions_in_chunks_learn_as_those_of_a_whole_batch(monkeypatch):
+def test_convolutions_in_chunks_have_the_gradient_of_a_whole_batch(monkeypatch):
     network = networks.build("lenet", {}, heads=(5,))
     fill(network, 1)
     images = pictures(3, count=60, strength=30.0)  # two chunks and ten images
@@ -189,7 +171,7 @@ def test_the_window_is_nine_channels_wide():
 
 
 class WithBatchNorm(nn.Module):
-    """Somebody's own module: a norm in the middle, a layer without a bias, a parameter of its own."""
+    """A user-defined module: a norm in the middle, a layer without bias, a separate parameter."""
 
     def __init__(self):
         super().__init__()
@@ -218,7 +200,7 @@ def test_mlp_layout():
     assert (layout.weights, layout.body, layout.size) == (49_280, 49_304, 49_322)
 
 
-def test_layout_of_somebodys_own_module():
+def test_layout_of_a_user_defined_module():
     layout = Network(WithBatchNorm(), 6, (3,)).layout
     assert [(layer.name, layer.rows, layer.width) for layer in layout.layers] == [
         ("conv.weight", 4, 27),
@@ -245,11 +227,11 @@ def test_changing_the_vector_changes_the_output():
     network.vector[network.layout.body - 1] += 1.0  # the last bias of the second layer
     assert not torch.equal(network.logits(images), before)
     network.vector.zero_()
-    network.vector[-3:] = torch.tensor([1.0, 2.0, 3.0])  # nothing left but the head's bias
+    network.vector[-3:] = torch.tensor([1.0, 2.0, 3.0])  # only the head's bias
     assert network.logits(images).tolist() == [[1, 2, 3]] * 4
 
 
-# ---- the start
+# ---- initial values
 
 
 @pytest.mark.parametrize("shape", [(50, 20, 5, 5), (400, 800), (500, 40)])
@@ -263,8 +245,8 @@ def test_initial_weights_have_fan_in_variance_and_no_tails(shape):
     assert 0.99 * cut < values.abs().max().item() <= cut * (1 + 1e-6)
 
 
-def test_the_deviation_of_a_cut_normal():
-    """1 - 4 * pdf(2) / (2 * cdf(2) - 1) is the variance of a normal cut at two deviations."""
+def test_the_deviation_of_a_truncated_normal():
+    """1 - 4 * pdf(2) / (2 * cdf(2) - 1) is the variance of a normal truncated at two deviations."""
     density, inside = math.exp(-2) / math.sqrt(2 * math.pi), math.erf(math.sqrt(2))
     assert pytest.approx(math.sqrt(1 - 4 * density / inside), rel=1e-12) == TRUNCATED_DEVIATION
 
@@ -291,7 +273,7 @@ def test_initial_biases_are_zero(kind):
     assert (network.initial_body(generator(0, "initial"))[network.layout.weights :] == 0).all()
 
 
-def test_other_parameters_start_as_their_module_made_them():
+def test_other_parameters_start_as_their_module_initialized_them():
     network = Network(WithBatchNorm(), 6, (3,))
     start = network.initial_body(generator(0, "initial"))
     order = dict(network.body.named_parameters())
@@ -303,15 +285,15 @@ def test_other_parameters_start_as_their_module_made_them():
     assert rest == {"scale": [0.75] * 2, "norm.weight": [1.0] * 4, "norm.bias": [0.0] * 4, "fc.bias": [0.0] * 6}
 
 
-def test_the_start_does_not_depend_on_who_used_the_network_before():
-    """The vector is scratch memory that all clients share: what one left there is not another one's start."""
+def test_initial_values_do_not_depend_on_earlier_use():
+    """The vector is scratch memory that all clients share."""
     network = Network(WithBatchNorm(), 6, (3,))
     before = network.initial_body(generator(0, "initial"))
     network.vector.add_(5.0)
     assert torch.equal(network.initial_body(generator(0, "initial")), before)
 
 
-# ---- measured
+# ---- evaluation
 
 
 def test_measure_is_over_the_whole_split():

@@ -1,4 +1,4 @@
-"""ResNet-18: its size to the digit, its stages, a block by hand, and where its statistics live."""
+"""ResNet-18: its size, its stages, a block by hand, and its statistics."""
 
 import pytest
 import torch
@@ -26,13 +26,13 @@ def test_resnet18_counts(options, weights, rest, counted):
     layout = networks.build("resnet18", options, (10,)).layout
     begin, end = layout.statistics
     assert (layout.weights, layout.body - layout.weights, end - begin) == (weights, rest, counted)
-    if not options.get("stem"):  # as is known for CIFAR-10
+    if not options.get("stem"):  # the known size for CIFAR-10
         assert layout.body == 11_168_832
         assert layout.body + 10 * 513 == 11_173_962
     assert (len(layout.layers), layout.rows) == (20, 4_800)  # 17 convolutions of 3x3 and three of 1x1
 
 
-def test_resnet18_shares_its_statistics_where_it_is_told_to():
+def test_resnet18_can_share_its_statistics():
     own, shared = (networks.build("resnet18", {"statistics": where}, (10,)).layout for where in ("own", "shared"))
     assert shared.body == own.body + 9_600
     assert shared.size == own.size
@@ -51,7 +51,7 @@ def test_resnet18_stages(stem, sides):
 
 
 def test_a_block_of_resnet18():
-    """relu(norm(conv(relu(norm(conv x)))) + shortcut x), in numbers: all convolutions that pass their middle on."""
+    """relu(norm(conv(relu(norm(conv x)))) + shortcut x), in numbers: convolutions of a single centered weight."""
     body = ResNet18().eval()
     block = body.blocks[2]
     with torch.no_grad():
