@@ -1,9 +1,9 @@
-"""Eight families of small images drawn by code: the embedded benchmark, which needs no download.
+"""Eight families of small images drawn by code: the built-in benchmark, which needs no download.
 
-They differ from each other as the public sets of the papers do: MNIST (`digits`), notMNIST (`letters`), Fashion-MNIST
+They differ as the public datasets of the papers do: MNIST (`digits`), notMNIST (`letters`), Fashion-MNIST
 (`silhouettes`), traffic signs (`signs`), SVHN (`numbers`), CIFAR-10 (`objects`), CIFAR-100 (`textures`), `faces`.
-A family has as many classes as are asked for: the look of a class is fixed by its index alone, the images of a class
-vary by the generator that is passed in.
+A family has any number of classes: the appearance of a class is fixed by its index alone, and the generator that is
+passed in varies its images.
 
 >>> images = draw("signs", 1, 3, np.random.default_rng(0))
 >>> images.shape, images.dtype
@@ -41,8 +41,8 @@ FAMILIES: tuple[str, ...] = tuple(RECIPES)
 def draw(family: str, class_index: int, count: int, rng: np.random.Generator) -> NDArray[np.uint8]:
     """Images of one class, uint8 (count, 32, 32, 3).
 
-    The generator and the count decide the bits together: random numbers are drawn for a chunk at a time, so the first
-    images of a longer call are others than those of a shorter one.
+    The bits depend on the generator and on the count: random numbers are drawn for a chunk at a time, so the first
+    images of a longer call differ from those of a shorter one.
     """
     _check(family, class_index)
     images = np.empty((count, SIDE, SIDE, 3), dtype=np.uint8)
@@ -53,7 +53,7 @@ def draw(family: str, class_index: int, count: int, rng: np.random.Generator) ->
 
 
 def class_name(family: str, class_index: int) -> str:
-    """What a person would call a class, its family first.
+    """A readable name of a class, starting with its family.
 
     >>> class_name("letters", 10), class_name("letters", 30), class_name("numbers", 42)
     ('letters K', 'letters invented 30', 'numbers 42')
@@ -75,7 +75,7 @@ def class_name(family: str, class_index: int) -> str:
 
 
 def _look(family: str, class_index: int) -> np.random.Generator:
-    """The generator that fixes what a class looks like, beyond those drawn by hand."""
+    """The generator that fixes the appearance of a class that is not drawn by hand."""
     return np.random.default_rng([FAMILIES.index(family), class_index])
 
 
@@ -87,7 +87,7 @@ def _check(family: str, class_index: int) -> None:
 
 
 Channels = tuple[float, float, float]
-# each family's own mean and deviation by channel, in 0..255, over 200 images of each of its first ten classes
+# mean and deviation of each family per channel, in 0..255, over 200 images of each of its first ten classes
 NORMALIZATION: dict[str, tuple[Channels, Channels]] = {
     "digits": ((31.1, 31.1, 31.1), (47.9, 47.9, 47.9)),
     "letters": ((124.1, 124.1, 124.1), (75.5, 75.5, 75.5)),

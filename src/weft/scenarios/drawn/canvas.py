@@ -1,8 +1,8 @@
-"""A small renderer: strokes and filled outlines, drawn for a batch of images at once with numpy alone.
+"""A small renderer: strokes and filled outlines, drawn for a batch of images at once with numpy.
 
 A shape is an array of segments `(S, 2, 2)`: S pairs of end points (x, y) in the unit square, x to the right and y down.
 `place` turns it into pixels, one affine pose for each image `(count, S, 2, 2)`; `stroke` and `fill` turn that into
-coverage `(count, 32, 32)` between 0 and 1; `paint` lays a colour through a coverage over a canvas `(count, 3, 32, 32)`,
+coverage `(count, 32, 32)` between 0 and 1; `paint` lays a color through a coverage over a canvas `(count, 3, 32, 32)`,
 whose values run from 0 to 1. Canvases are planar until `finish`, because coverage then multiplies whole rows of memory.
 
 Every random choice comes from the generator that is passed in.
@@ -24,7 +24,7 @@ Point = tuple[float, float]
 Span = tuple[float, float]
 
 RIGHT: Array = np.array([1, 0], dtype=np.float32)
-PIXELS: Array = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)  # the centres
+PIXELS: Array = np.arange(SIDE, dtype=np.float32) + np.float32(0.5)  # the centers
 
 
 # --- random numbers ---------------------------------------------------------------------------------------------------
@@ -46,7 +46,7 @@ def chance(rng: np.random.Generator, probability: float, count: int) -> Array:
 
 
 def hsv(hue: Array, saturation: Array, value: Array) -> Array:
-    """Colours (count, 3) in red, green, blue; hue is counted in turns and wraps.
+    """Colors (count, 3) in red, green, blue; hue is counted in turns and wraps.
 
     >>> one = np.ones(1, dtype=np.float32)
     >>> hsv(one / 3, one, one).round(3).tolist()
@@ -59,35 +59,35 @@ def hsv(hue: Array, saturation: Array, value: Array) -> Array:
     return mixed
 
 
-def colours(rng: np.random.Generator, count: int, hue: Span, saturation: Span, value: Span) -> Array:
-    """Random colours (count, 3) out of a box in hue, saturation and value."""
+def colors(rng: np.random.Generator, count: int, hue: Span, saturation: Span, value: Span) -> Array:
+    """Random colors (count, 3) out of a box in hue, saturation and value."""
     return hsv(uniform(rng, hue, count), uniform(rng, saturation, count), uniform(rng, value, count))
 
 
-def greys(rng: np.random.Generator, count: int, value: Span) -> Array:
-    """Random colours (count, 3) without hue."""
+def grays(rng: np.random.Generator, count: int, value: Span) -> Array:
+    """Random colors (count, 3) without hue."""
     return np.repeat(uniform(rng, value, count, 1), 3, axis=1)
 
 
 # --- shapes in the unit square ----------------------------------------------------------------------------------------
 
 
-def arc(centre: Point, radii: Point, start: float, stop: float, pieces: int = 8) -> list[Point]:
+def arc(center: Point, radii: Point, start: float, stop: float, pieces: int = 8) -> list[Point]:
     """Points along an ellipse; degrees, 0 is right and 90 is down, since y points down.
 
     >>> [(round(x, 3), round(y, 3)) for x, y in arc((0.5, 0.5), (0.5, 0.5), 0, 90, pieces=1)]
     [(1.0, 0.5), (0.5, 1.0)]
     """
     angles = np.radians(np.linspace(start, stop, pieces + 1))
-    return [(centre[0] + radii[0] * float(np.cos(a)), centre[1] + radii[1] * float(np.sin(a))) for a in angles]
+    return [(center[0] + radii[0] * float(np.cos(a)), center[1] + radii[1] * float(np.sin(a))) for a in angles]
 
 
 def box(left: float, top: float, right: float, bottom: float) -> list[Point]:
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
-def oval(centre: Point, radii: Point, pieces: int = 14) -> list[Point]:
-    return arc(centre, radii, 0, 360, pieces)[:-1]
+def oval(center: Point, radii: Point, pieces: int = 14) -> list[Point]:
+    return arc(center, radii, 0, 360, pieces)[:-1]
 
 
 def mirror(half: Sequence[Point]) -> list[Point]:
@@ -139,7 +139,7 @@ def pose(
     stretch: float = 0.1,
     flip: float = 0.0,
 ) -> Array:
-    """Random affine maps (count, 2, 3) that send the centre of the unit square near the centre of the image.
+    """Random affine maps (count, 2, 3) that send the center of the unit square near the center of the image.
 
     size is the side of the unit square in pixels, shift is in pixels, turn in degrees, shear and stretch are shares,
     flip is the probability of left and right being exchanged.
@@ -181,7 +181,7 @@ def warp(lines: Array, rng: np.random.Generator, count: int, amount: float) -> A
 
 
 def distance(lines: Array) -> Array:
-    """Pixels from each pixel's centre to the nearest of the segments: (count, S, 2, 2) -> (count, 32, 32)."""
+    """Pixels from each pixel's center to the nearest of the segments: (count, S, 2, 2) -> (count, 32, 32)."""
     start, step = lines[:, :, 0], lines[:, :, 1] - lines[:, :, 0]  # (count, S, 2)
     length = np.sqrt((step * step).sum(-1))  # (count, S)
     # a segment without length is a dot, in any direction
@@ -216,7 +216,7 @@ def fill(lines: Array) -> Array:
     """Coverage of closed outlines (count, S, 2, 2) by winding number.
 
     Where a sampled row crosses an edge, the winding changes by one from there to the right; these changes are scattered
-    into pixels, shared between two neighbours by area, and summed along the row. Only crossings cost anything.
+    into pixels, shared between two neighbors by area, and summed along the row. Only crossings cost anything.
     """
     count = len(lines)
     heights = (np.arange(SIDE * FINE, dtype=np.float32) + np.float32(0.5)) / FINE
@@ -226,7 +226,7 @@ def fill(lines: Array) -> Array:
     x = np.clip(x0 + (heights[row] - y0) * (x1 - x0) / (y1 - y0), 0, SIDE)
     cell = x.astype(np.int64)
     share = np.where(y1 > y0, -1 / FINE, 1 / FINE)
-    width = SIDE + 2  # one cell for crossings at the right border, one for their neighbour
+    width = SIDE + 2  # one cell for crossings at the right border, one for their neighbor
     at = (image * SIDE + row // FINE) * width + cell
     right = share * (x - cell)
     cells = count * SIDE * width
@@ -238,11 +238,11 @@ def fill(lines: Array) -> Array:
 # --- canvases ---------------------------------------------------------------------------------------------------------
 
 
-def paint(canvas: Array, coverage: Array, colour: Array) -> Array:
-    """Lay a colour, (count, 3) or a whole canvas, through a coverage (count, 32, 32) over a canvas."""
-    if colour.ndim == 2:
-        colour = colour[:, :, None, None]
-    mixed = colour - canvas
+def paint(canvas: Array, coverage: Array, color: Array) -> Array:
+    """Lay a color, (count, 3) or a whole canvas, through a coverage (count, 32, 32) over a canvas."""
+    if color.ndim == 2:
+        color = color[:, :, None, None]
+    mixed = color - canvas
     mixed *= coverage[:, None]
     mixed += canvas
     return mixed
@@ -251,8 +251,8 @@ def paint(canvas: Array, coverage: Array, colour: Array) -> Array:
 def slope(rng: np.random.Generator, count: int) -> Array:
     """A plane of random direction over each image, from -1 to 1: (count, 32, 32)."""
     angle = uniform(rng, (0.0, 2 * np.pi), count)
-    centred = PIXELS / (SIDE / 2) - 1
-    plane: Array = np.sin(angle)[:, None, None] * centred[:, None] + np.cos(angle)[:, None, None] * centred
+    centerd = PIXELS / (SIDE / 2) - 1
+    plane: Array = np.sin(angle)[:, None, None] * centerd[:, None] + np.cos(angle)[:, None, None] * centerd
     return plane
 
 
@@ -268,7 +268,7 @@ def cloud(rng: np.random.Generator, count: int, cells: int) -> Array:
 
 
 def backdrop(rng: np.random.Generator, one: Array, other: Array) -> Array:
-    """A gradient between two colours (count, 3), in a random direction: a canvas."""
+    """A gradient between two colors (count, 3), in a random direction: a canvas."""
     mix = slope(rng, len(one)) * np.float32(0.5) + np.float32(0.5)
     return paint(np.broadcast_to(one[:, :, None, None], (len(one), 3, SIDE, SIDE)), np.clip(mix, 0, 1), other)
 
@@ -282,7 +282,7 @@ def light(rng: np.random.Generator, canvas: Array, level: Span, tilt: float) -> 
 
 
 def clutter(rng: np.random.Generator, canvas: Array, pieces: int, size: Span, strength: float = 1.0) -> Array:
-    """Lay random quadrilaterals of random colours over a canvas."""
+    """Lay random quadrilaterals of random colors over a canvas."""
     count = len(canvas)
     for _ in range(pieces):
         middle = uniform(rng, (0, SIDE), count, 1, 2)
@@ -294,8 +294,8 @@ def clutter(rng: np.random.Generator, canvas: Array, pieces: int, size: Span, st
     return canvas
 
 
-def occlude(rng: np.random.Generator, canvas: Array, probability: float, depth: Span, grey: bool = False) -> Array:
-    """Cover one side of some images by a plain colour, `depth` pixels deep and with a slanting edge."""
+def occlude(rng: np.random.Generator, canvas: Array, probability: float, depth: Span, gray: bool = False) -> Array:
+    """Cover one side of some images by a plain color, `depth` pixels deep and with a slanting edge."""
     count = len(canvas)
     reach = uniform(rng, depth, count) * chance(rng, probability, count)
     rise = uniform(rng, (-0.5, 0.5), count)
@@ -304,7 +304,7 @@ def occlude(rng: np.random.Generator, canvas: Array, probability: float, depth: 
     side = rng.integers(0, 4, count)
     coverage = np.where((side % 2 == 1)[:, None, None], coverage[:, :, ::-1], coverage)  # ... or at the right ...
     coverage = np.where((side >= 2)[:, None, None], coverage.transpose(0, 2, 1), coverage)  # ... or above or below
-    return paint(canvas, coverage, greys(rng, count, (0, 1)) if grey else uniform(rng, (0, 1), count, 3))
+    return paint(canvas, coverage, grays(rng, count, (0, 1)) if gray else uniform(rng, (0, 1), count, 3))
 
 
 def blur(canvas: Array, amount: Array) -> Array:
@@ -317,10 +317,10 @@ def blur(canvas: Array, amount: Array) -> Array:
     return canvas + amount[:, None, None, None] * (soft - canvas)
 
 
-def grain(rng: np.random.Generator, canvas: Array, amount: Span, grey: bool = False) -> Array:
+def grain(rng: np.random.Generator, canvas: Array, amount: Span, gray: bool = False) -> Array:
     """Add pixel noise, its deviation drawn for each image."""
     count = len(canvas)
-    noise = rng.standard_normal((count, 1 if grey else 3, SIDE, SIDE), dtype=np.float32)
+    noise = rng.standard_normal((count, 1 if gray else 3, SIDE, SIDE), dtype=np.float32)
     return canvas + noise * uniform(rng, amount, count)[:, None, None, None]
 
 

@@ -14,10 +14,10 @@ from weft.scenarios.drawn.canvas import (
     box,
     chance,
     clutter,
-    colours,
+    colors,
     fill,
     grain,
-    greys,
+    grays,
     hsv,
     light,
     mirror,
@@ -91,7 +91,7 @@ def head(who: Person) -> Array:
 
 
 def hair_behind(who: Person) -> Array:
-    """Hair that the head covers in part: a cap larger than the skull, with hanging sides for long hair."""
+    """Hair that the head partly covers: a cap larger than the skull, with hanging sides for long hair."""
     reach = who.wide + 0.06
     cap = arc((0.5, 0.42), (reach, 0.44), 180, 360, 10)
     if who.style == "long":
@@ -118,8 +118,8 @@ def hair_before(who: Person) -> Array:
     return ring([*arc((0.5, 0.42), (w, 0.4), 190, 350, 8), (0.5 + 0.5 * w, 0.2), (0.5 - 0.5 * w, 0.2)])
 
 
-def _near(rng: np.random.Generator, count: int, hsv_centre: tuple[float, float, float], spread: float) -> Array:
-    h, s, v = hsv_centre
+def _near(rng: np.random.Generator, count: int, hsv_center: tuple[float, float, float], spread: float) -> Array:
+    h, s, v = hsv_center
     return hsv(
         uniform(rng, (h - 0.02, h + 0.02), count),
         np.clip(uniform(rng, (s - spread, s + spread), count), 0, 1),
@@ -140,7 +140,7 @@ def _mouth(rng: np.random.Generator, who: Person, count: int) -> Array:
 def faces(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
     """A person before some room, looking about, glad or sad, at times with glasses, a hat or a scarf."""
     who = person(look)
-    ground = colours(rng, count, (0.0, 1.0), (0.0, 0.6), (0.15, 0.95))
+    ground = colors(rng, count, (0.0, 1.0), (0.0, 0.6), (0.15, 0.95))
     canvas = clutter(rng, backdrop(rng, ground, ground * 0.6), 2, (5.0, 14.0), strength=0.5)
     poses = pose(rng, count, (20.0, 29.0), shift=3.2, turn=15.0, shear=0.1, stretch=0.12, flip=0.5)
     # looking to a side moves the features, not the head
@@ -171,7 +171,7 @@ def _features(rng: np.random.Generator, canvas: Array, who: Person, poses: Array
     count, e, h = len(canvas), who.eye_apart, who.eye_height
     side = np.abs(poses[:, 0, 0])  # pixels to the unit
     eyes = ring(*(oval((0.5 + s * e, h), (who.eye_size * 1.3, who.eye_size), 8) for s in (-1, 1)))
-    canvas = paint(canvas, fill(place(eyes, poses)), greys(rng, count, (0.85, 1.0)))
+    canvas = paint(canvas, fill(place(eyes, poses)), grays(rng, count, (0.85, 1.0)))
     pupils = pen(*([(0.5 + s * e, h)] * 2 for s in (-1, 1)))
     canvas = paint(canvas, stroke(place(pupils, poses), side * np.float32(who.eye_size * 1.3)), skin * np.float32(0.15))
     inner, outer = (e - 0.07, h - 0.1 - who.brow_tilt), (e + 0.07, h - 0.1 + who.brow_tilt)
@@ -181,19 +181,19 @@ def _features(rng: np.random.Generator, canvas: Array, who: Person, poses: Array
     nose = pen([(0.5, h), (0.5 - who.nose_wide, tip), (0.5 + who.nose_wide, tip)])
     canvas = paint(canvas, stroke(place(nose, poses), side * np.float32(0.02)), skin * np.float32(0.55))
     lips = stroke(place(_mouth(rng, who, count), poses), side * uniform(rng, (0.03, 0.09), count))
-    return paint(canvas, lips, colours(rng, count, (-0.03, 0.03), (0.4, 0.8), (0.35, 0.75)))
+    return paint(canvas, lips, colors(rng, count, (-0.03, 0.03), (0.4, 0.8), (0.35, 0.75)))
 
 
 def _accessories(rng: np.random.Generator, canvas: Array, who: Person, poses: Array, turned: Array) -> Array:
-    """Glasses, a hat or a scarf on some images: nobody is known by them."""
+    """Glasses, a hat or a scarf on some images; they do not identify a person."""
     count, e, h = len(canvas), who.eye_apart, who.eye_height
     rims = pen(*([*oval((0.5 + s * e, h), (0.1, 0.08), 7), (0.5 + s * e + 0.1, h)] for s in (-1, 1)))
     frame = np.abs(poses[:, 0, 0]) * np.float32(0.03)
     glasses = stroke(place(rims, turned), frame) * chance(rng, 0.2, count)[:, None, None]
-    canvas = paint(canvas, glasses, colours(rng, count, (0.0, 1.0), (0.0, 0.6), (0.0, 0.4)))
+    canvas = paint(canvas, glasses, colors(rng, count, (0.0, 1.0), (0.0, 0.6), (0.0, 0.4)))
     w = who.wide
     hat = ring([(0.45 - w, 0.26), (0.5 - w, -0.08), (0.5 + w, -0.08), (0.55 + w, 0.26)])
     worn = fill(place(hat, poses)) * chance(rng, 0.3, count)[:, None, None]
-    canvas = paint(canvas, worn, colours(rng, count, (0.0, 1.0), (0.2, 1.0), (0.2, 0.9)))
+    canvas = paint(canvas, worn, colors(rng, count, (0.0, 1.0), (0.2, 1.0), (0.2, 0.9)))
     scarf = fill(place(ring(box(0.05, 0.9, 0.95, 1.2)), poses)) * chance(rng, 0.4, count)[:, None, None]
-    return paint(canvas, scarf, colours(rng, count, (0.0, 1.0), (0.2, 1.0), (0.2, 0.9)))
+    return paint(canvas, scarf, colors(rng, count, (0.0, 1.0), (0.2, 1.0), (0.2, 0.9)))

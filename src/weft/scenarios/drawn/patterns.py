@@ -1,4 +1,4 @@
-"""The family `textures`: a class is a kind of pattern, a scale and a range of directions; the colours vary freely."""
+"""The family `textures`: a class is a kind of pattern, a scale and a range of directions; the colors vary freely."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from weft.scenarios.drawn.canvas import (
     uniform,
 )
 
-# A pattern takes two coordinates (count, 32, 32), in periods, and gives a height whose sign divides the two colours.
+# A pattern takes two coordinates (count, 32, 32), in periods, and gives a height whose sign divides the two colors.
 Pattern = Callable[[Array, Array], Array]
 
 
@@ -102,7 +102,7 @@ TEXTURES: tuple[Texture, ...] = (
 
 
 def texture(class_index: int, look: np.random.Generator) -> Texture:
-    """One of the ten, or a pattern with a scale and a direction of its own."""
+    """One of the ten, or a pattern with a random scale and direction."""
     if class_index < len(TEXTURES):
         return TEXTURES[class_index]
     kinds = [*PATTERNS, "noise"]
@@ -119,7 +119,7 @@ def _noise(rng: np.random.Generator, count: int, period: Span) -> Array:
 
 
 def textures(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
-    """Two free colours, divided by a pattern that is turned, scaled, bent a little, lit and worn."""
+    """Two free colors, divided by a pattern that is turned, scaled, bent a little, lit and worn."""
     chosen = texture(class_index, look)
     period = uniform(rng, chosen.period, count)[:, None, None]
     if chosen.pattern == "noise":

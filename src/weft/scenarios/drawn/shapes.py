@@ -21,11 +21,11 @@ from weft.scenarios.drawn.canvas import (
     chance,
     cloud,
     clutter,
-    colours,
+    colors,
     fill,
     fit,
     grain,
-    greys,
+    grays,
     hole,
     light,
     mirror,
@@ -101,19 +101,19 @@ def outline(class_index: int, look: np.random.Generator) -> Array:
 
 
 def silhouettes(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
-    """Grey cloth on dark ground: one outline with folds, stripes at times, and light from one side."""
+    """Gray cloth on dark ground: one outline with folds, stripes at times, and light from one side."""
     shape = warp(outline(class_index, look), rng, count, 0.045)
-    flip = 0.5 if class_index < len(OUTLINES) else 0.0  # cloth is known from both sides, an invented blot is not
+    flip = 0.5 if class_index < len(OUTLINES) else 0.0  # cloth may be mirrored, an invented blot may not
     poses = pose(rng, count, (18.0, 27.0), shift=3.0, turn=16.0, shear=0.2, stretch=0.2, flip=flip)
     tone = uniform(rng, (0.35, 1.0), count)[:, None, None]
     folds = (cloud(rng, count, 6) - 0.5) * uniform(rng, (0.1, 0.7), count)[:, None, None]
     stripes = np.sin(slope(rng, count) * uniform(rng, (8.0, 30.0), count)[:, None, None])
     stripes *= uniform(rng, (0.0, 0.3), count)[:, None, None] * chance(rng, 0.4, count)[:, None, None]
     shade = tone * (1 + slope(rng, count) * np.float32(0.25) + folds + stripes)
-    ground = greys(rng, count, (0.0, 0.22))
+    ground = grays(rng, count, (0.0, 0.22))
     canvas = paint(backdrop(rng, ground, ground * 0.4), fill(place(shape, poses)), np.repeat(shade[:, None], 3, axis=1))
-    canvas = occlude(rng, canvas, 0.1, (3.0, 8.0), grey=True)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.01, 0.03), grey=True)
+    canvas = occlude(rng, canvas, 0.1, (3.0, 8.0), gray=True)
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.01, 0.03), gray=True)
 
 
 # --- signs ------------------------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ PLATES: dict[str, Array] = {
     "square": ring(box(0.06, 0.06, 0.94, 0.94)),
     "yield": ring([(0.5, 0.96), (0.02, 0.12), (0.98, 0.12)]),
 }
-MIDDLES: dict[str, float] = {"triangle": 0.6, "yield": 0.4}  # the height of a plate's centre, where it is not one half
+MIDDLES: dict[str, float] = {"triangle": 0.6, "yield": 0.4}  # the height of a plate's center, where it is not one half
 
 Box = tuple[Span, Span, Span]  # hue, saturation, value
 PAINTS: dict[str, Box] = {
@@ -183,34 +183,34 @@ SCHEMES = (
 
 
 def sign(class_index: int, look: np.random.Generator) -> Sign:
-    """One of the ten, or a plate, a scheme of colours and an invented symbol."""
+    """One of the ten, or a plate, a scheme of colors and an invented symbol."""
     if class_index < len(SIGNS):
         return SIGNS[class_index]
     plate = str(look.choice(list(PLATES)))
-    rim, face, colour = SCHEMES[int(look.integers(len(SCHEMES)))]
+    rim, face, color = SCHEMES[int(look.integers(len(SCHEMES)))]
     middle = MIDDLES.get(plate, 0.5)
     reach = 0.24 if plate in ("circle", "octagon", "square") else 0.18
     symbol = fit(invented(look), 0.5 - reach, middle - reach, 0.5 + reach, middle + reach)
-    return Sign(f"{plate} {class_index}", plate, rim, face, symbol, colour, 0.09)
+    return Sign(f"{plate} {class_index}", plate, rim, face, symbol, color, 0.09)
 
 
 def signs(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
     """A plate before sky and trees, in bright and in poor light."""
     chosen = sign(class_index, look)
-    sky = colours(rng, count, (0.5, 0.65), (0.05, 0.6), (0.4, 1.0))
-    earth = colours(rng, count, (0.05, 0.4), (0.1, 0.7), (0.1, 0.6))
+    sky = colors(rng, count, (0.5, 0.65), (0.05, 0.6), (0.4, 1.0))
+    earth = colors(rng, count, (0.05, 0.4), (0.1, 0.7), (0.1, 0.6))
     canvas = paint(backdrop(rng, sky, sky * 0.8), np.clip(cloud(rng, count, 4) * 4 - 1.5, 0, 1), earth)
     canvas = clutter(rng, canvas, 2, (4.0, 12.0), strength=0.6)
     poses = pose(rng, count, (16.0, 28.0), shift=3.5, turn=12.0, shear=0.18, stretch=0.15)
     middle = np.array([0.5, MIDDLES.get(chosen.plate, 0.5)], dtype=np.float32)
     plate = PLATES[chosen.plate]
     inside = (plate - middle) * np.float32(0.78 if chosen.rim == "red" else 0.88) + middle
-    canvas = paint(canvas, fill(place(plate, poses)), colours(rng, count, *PAINTS[chosen.rim]))
-    canvas = paint(canvas, fill(place(inside, poses)), colours(rng, count, *PAINTS[chosen.face]))
+    canvas = paint(canvas, fill(place(plate, poses)), colors(rng, count, *PAINTS[chosen.rim]))
+    canvas = paint(canvas, fill(place(inside, poses)), colors(rng, count, *PAINTS[chosen.face]))
     if len(chosen.symbol):
         side = np.sqrt(np.abs(poses[:, 0, 0] * poses[:, 1, 1] - poses[:, 0, 1] * poses[:, 1, 0]))  # in pixels
         coverage = stroke(place(chosen.symbol, poses), side * np.float32(chosen.pen_width))
-        canvas = paint(canvas, coverage, colours(rng, count, *PAINTS[chosen.ink]))
+        canvas = paint(canvas, coverage, colors(rng, count, *PAINTS[chosen.ink]))
     canvas = occlude(rng, canvas, 0.1, (3.0, 8.0))
     canvas = light(rng, canvas, (0.3, 1.15), 0.5)
     return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.0, 0.03))
@@ -303,7 +303,7 @@ OBJECTS: dict[str, tuple[Part, ...]] = {
 
 
 def thing(class_index: int, look: np.random.Generator) -> tuple[Part, ...]:
-    """A hand-drawn object, or two or three simple solids that overlap, each of its own stuff."""
+    """A hand-drawn object, or two or three simple solids that overlap, each of a different material."""
     if class_index < len(OBJECTS):
         return list(OBJECTS.values())[class_index]
     solids: tuple[list[Point], ...] = (
@@ -330,17 +330,17 @@ def thing(class_index: int, look: np.random.Generator) -> tuple[Part, ...]:
 
 
 def objects(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
-    """Two or three coloured parts before a coloured scene."""
-    ground = colours(rng, count, (0.0, 1.0), (0.05, 0.7), (0.2, 1.0))
-    canvas = backdrop(rng, ground, colours(rng, count, (0.0, 1.0), (0.05, 0.7), (0.2, 1.0)))
+    """Two or three colored parts before a colored scene."""
+    ground = colors(rng, count, (0.0, 1.0), (0.05, 0.7), (0.2, 1.0))
+    canvas = backdrop(rng, ground, colors(rng, count, (0.0, 1.0), (0.05, 0.7), (0.2, 1.0)))
     canvas = clutter(rng, canvas, 2, (4.0, 12.0), strength=0.35)
     poses = pose(rng, count, (21.0, 29.0), shift=2.5, turn=10.0, shear=0.12, stretch=0.15, flip=0.5)
-    # one seed for all parts: they must bend together or they come apart
+    # one seed for all parts: they must bend together
     bend = int(rng.integers(2**32))
     for lines, stuff in thing(class_index, look):
         shape = warp(lines, np.random.default_rng(bend), count, 0.03)
-        colour = colours(rng, count, *STUFFS[stuff])
-        shaded = np.clip(colour[:, :, None, None] * (1 + np.float32(0.25) * slope(rng, count)[:, None]), 0, 1)
+        color = colors(rng, count, *STUFFS[stuff])
+        shaded = np.clip(color[:, :, None, None] * (1 + np.float32(0.25) * slope(rng, count)[:, None]), 0, 1)
         canvas = paint(canvas, fill(place(shape, poses)), shaded)
     canvas = occlude(rng, canvas, 0.1, (3.0, 8.0))
     canvas = light(rng, canvas, (0.6, 1.1), 0.3)

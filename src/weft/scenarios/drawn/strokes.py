@@ -1,4 +1,4 @@
-"""Families made of strokes: `digits`, `letters` and `numbers` (digits on coloured clutter).
+"""Families made of strokes: `digits`, `letters` and `numbers` (digits on colored clutter).
 
 Glyphs are polylines in the unit square; `digits` and `numbers` share theirs, so that one can help to learn the other.
 """
@@ -17,11 +17,11 @@ from weft.scenarios.drawn.canvas import (
     chance,
     cloud,
     clutter,
-    colours,
+    colors,
     distance,
     fit,
     grain,
-    greys,
+    grays,
     ink,
     light,
     occlude,
@@ -98,7 +98,7 @@ def number(value: int) -> Array:
 
 
 def invented(rng: np.random.Generator) -> Array:
-    """A letter of no alphabet: three or four strokes, each of them starting on the grid points already used."""
+    """An invented letter: three or four strokes, each of them starting on the grid points already used."""
     grid: list[Point] = [(x, y) for y in (0.0, 0.35, 0.65, 1.0) for x in (0.12, 0.5, 0.88)]
     used = [grid[int(rng.integers(len(grid)))]]
     strokes: list[list[Point]] = []
@@ -140,19 +140,19 @@ def letter(class_index: int, look: np.random.Generator) -> Array:
 
 
 def digits(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
-    """Light strokes on dark ground, grey, as if written by hand."""
-    # several digits are each written smaller, and more neatly, or nobody could read them
+    """Light strokes on dark ground, gray, as if written by hand."""
+    # several digits are smaller and neater, to stay readable
     neat = min(len(str(class_index)), 3)
     bend, shift, turn, thin = ((0.05, 3.5, 18.0, 1.0), (0.03, 2.0, 10.0, 0.8), (0.02, 2.0, 8.0, 0.6))[neat - 1]
     shape = warp(number(class_index), rng, count, bend)
     size = (16.0, 24.0) if neat == 1 else (20.0, 26.0)
     drawn = place(shape, pose(rng, count, size, shift=shift, turn=turn, shear=0.3, stretch=0.2))
     coverage = stroke(drawn, uniform(rng, (1.4 * thin, 4.0 * thin), count))
-    ground = greys(rng, count, (0.0, 0.15))
+    ground = grays(rng, count, (0.0, 0.15))
     canvas = backdrop(rng, ground, ground * 0.5)
-    canvas = paint(canvas, coverage, greys(rng, count, (0.5, 1.0)))
+    canvas = paint(canvas, coverage, grays(rng, count, (0.5, 1.0)))
     canvas = worn(rng, canvas)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.01, 0.03), grey=True)
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.01, 0.03), gray=True)
 
 
 def worn(rng: np.random.Generator, canvas: Array) -> Array:
@@ -169,38 +169,38 @@ def letters(class_index: int, count: int, rng: np.random.Generator, look: np.ran
     away = distance(place(shape, poses))
     width = uniform(rng, (1.2, 5.5), count)
     coverage = ink(away, width) - ink(away, width - 2.5) * chance(rng, 0.2, count)[:, None, None]
-    paper = greys(rng, count, (0.65, 1.0))
-    black = greys(rng, count, (0.0, 0.4))
+    paper = grays(rng, count, (0.65, 1.0))
+    black = grays(rng, count, (0.0, 0.4))
     swap = chance(rng, 0.5, count)[:, None]
-    ground, colour = paper + (black - paper) * swap, black + (paper - black) * swap
-    canvas = paint(backdrop(rng, ground, ground * np.float32(0.9)), coverage, colour)
-    canvas = occlude(rng, canvas, 0.1, (2.0, 8.0), grey=True)
-    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.0, 0.03), grey=True)
+    ground, color = paper + (black - paper) * swap, black + (paper - black) * swap
+    canvas = paint(backdrop(rng, ground, ground * np.float32(0.9)), coverage, color)
+    canvas = occlude(rng, canvas, 0.1, (2.0, 8.0), gray=True)
+    return grain(rng, blur(canvas, uniform(rng, (0.0, 0.5), count)), (0.0, 0.03), gray=True)
 
 
 def numbers(class_index: int, count: int, rng: np.random.Generator, look: np.random.Generator) -> Array:
-    """House numbers: coloured, at times low in contrast, with neighbours that the frame cuts off."""
-    single = class_index < 10  # longer numbers are drawn smaller and have fewer neighbours, or nobody could read them
-    ground = colours(rng, count, (0.0, 1.0), (0.0, 0.7), (0.15, 0.9))
+    """House numbers: colored, at times low in contrast, with neighbors that the frame cuts off."""
+    single = class_index < 10  # longer numbers are smaller and have fewer neighbors, to stay readable
+    ground = colors(rng, count, (0.0, 1.0), (0.0, 0.7), (0.15, 0.9))
     canvas = backdrop(rng, ground, np.clip(ground + uniform(rng, (-0.2, 0.2), count, 3), 0, 1))
     canvas = clutter(rng, canvas, 2, (4.0, 14.0), strength=0.3)
     side = np.where(ground.mean(axis=1) > 0.5, np.float32(-1), np.float32(1))  # darker than a light wall, or lighter
     contrast = uniform(rng, (0.25, 0.7) if single else (0.4, 0.8), count) * side
-    colour = np.clip(ground + contrast[:, None] + uniform(rng, (-0.12, 0.12), count, 3), 0, 1)
+    color = np.clip(ground + contrast[:, None] + uniform(rng, (-0.12, 0.12), count, 3), 0, 1)
 
     if single:
         poses = pose(rng, count, (19.5, 26.5), shift=2.5, turn=10.0, shear=0.2, stretch=0.15)
     else:
         poses = pose(rng, count, (20.0, 25.0), shift=1.6, turn=7.0, shear=0.15, stretch=0.12)
     middle = warp(number(class_index), rng, count, 0.03 if single else 0.02)
-    beside = neighbours(rng, uniform(rng, (0.72, 0.95) if single else (0.95, 1.15), count), 0.65 if single else 0.4)
+    beside = neighbors(rng, uniform(rng, (0.72, 0.95) if single else (0.95, 1.15), count), 0.65 if single else 0.4)
     drawn = place(np.concatenate([middle, beside], axis=1), poses)
     width = uniform(rng, (2.0, 4.2) if single else (1.6, 3.0), count)
-    canvas = light(rng, paint(canvas, stroke(drawn, width), colour), (0.7, 1.15), 0.35)
+    canvas = light(rng, paint(canvas, stroke(drawn, width), color), (0.7, 1.15), 0.35)
     return grain(rng, blur(canvas, uniform(rng, (0.0, 0.7 if single else 0.5), count)), (0.01, 0.03))
 
 
-def neighbours(rng: np.random.Generator, apart: Array, probability: float) -> Array:
+def neighbors(rng: np.random.Generator, apart: Array, probability: float) -> Array:
     """A digit at the left and one at the right, `apart` (count,) from the middle: (count, S, 2, 2).
 
     Those that are not to be seen are far out of the frame, so that all images have as many segments.
