@@ -23,7 +23,7 @@ test-all: $(VENV)/ready-to-test lint
 # newer, so in an environment of its own
 test-flower: $(FLOWER)/ready
 	$(FLOWER)/bin/pytest -q -n 2 --dist loadgroup tests/flower tests/test_fuzz.py tests/test_fuzz_requests.py tests/test_faults.py \
-		tests/test_supervision.py tests/test_site_memory.py
+		tests/test_supervisor.py tests/test_site_state.py
 
 quick: $(VENV)/ready-to-test
 	$(BIN)/pytest -q -n 2 -m "not slow and not long"

@@ -1,6 +1,6 @@
-"""A site's folder and what it remembers of runs, both real, without Flower.
+"""A site's folder and its state of runs without Flower.
 
-Used as a plugin, and imported by the tests before that, hence PYTEST_DONT_REWRITE: it asserts nothing.
+A plugin that tests also import, hence PYTEST_DONT_REWRITE: it asserts nothing.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from weft.cli import site as cli_site
-from weft.flower.site_state import Memory
+from weft.flower.site_state import SiteState
 from weft.plan import Plan
 from weft.wire.message import Message, encode
 
@@ -32,7 +33,7 @@ FIRST, SECOND, OTHER = "study-0aaaaaaaaaaa", "study-0bbbbbbbbbbb", "trial-1ccccc
 
 @pytest.fixture
 def site(tmp_path, monkeypatch) -> Path:
-    """As `weft site join` makes it, without keys."""
+    """A site as made by `weft site join`, without keys."""
     folder: Path = tmp_path / "ada"
     for name in ("state", "logs", "tasks"):
         (folder / name).mkdir(parents=True)
@@ -43,9 +44,9 @@ def site(tmp_path, monkeypatch) -> Path:
 
 
 def answer(site: Path, run: str, day: int, *ops: str, plan: str = "own") -> None:
-    """What the client app does, on a day of its own."""
+    """Answer a request of a run as the client app does; `day` is the time of the reply."""
     request = Message("server", "client-1", "0.0.1", ops, 0, 0)
-    Memory(site / "state" / run, Plan.merge({**TINY, "name": plan}), 1).answer(encode(request))
+    SiteState(site / "state" / run, Plan.merge({**TINY, "name": plan}), 1).answer(encode(request))
     moment = 86400 * day + 3600
     os.utime(site / "state" / run / "manifest.json", (moment, moment))
 
@@ -53,3 +54,9 @@ def answer(site: Path, run: str, day: int, *ops: str, plan: str = "own") -> None
 def status(site: Path, capsys: pytest.CaptureFixture[str]) -> str:
     cli_site.status_command(site)
     return capsys.readouterr().out
+
+
+def status_json(site: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    cli_site.status_command(site, as_json=True)
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return facts

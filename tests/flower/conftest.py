@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-if importlib.util.find_spec("flwr") is None:  # make test-flower has an environment with Flower in it
+if importlib.util.find_spec("flwr") is None:  # `make test-flower` has an environment with Flower
     collect_ignore_glob = ["test_*.py", "loop_grid.py"]
 
 from federation import Federation, outcome
@@ -19,7 +19,7 @@ import weft
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What uses the processes of the session's hub runs in one worker, one after another; all else meanwhile."""
+    """Tests that use the processes of the session's hub run in one worker, one after another."""
     for item in items:
         if "federation" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("federation"))
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     """One hub and three sites, TLS and node authentication on."""
     folder: Path = tmp_path_factory.mktemp("federation")
-    if "PYTEST_XDIST_WORKER" in os.environ:  # then workers share the parent: fails if the group was not kept together
+    if "PYTEST_XDIST_WORKER" in os.environ:  # fails if a second worker starts a hub: workers share the parent
         (tmp_path_factory.getbasetemp().parent / "the-only-federation").mkdir()
     found = Federation(folder, ("ada", "ben", "cleo"))
     try:
@@ -39,7 +39,7 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         found.end()
 
 
-# ---- for the stand-in grid of loop_grid.py; what needs Flower is imported where it is used
+# ---- for the fake grid of loop_grid.py; modules that need Flower are imported where they are used
 
 
 @pytest.fixture
@@ -48,11 +48,10 @@ def quick(monkeypatch):
 
     from weft.flower import engine
 
-    monkeypatch.setattr(engine, "ASK_AGAIN", 0.01)
+    monkeypatch.setattr(engine, "RETRY", 0.01)
     monkeypatch.setattr(engine, "POLL", 0.01)
-    monkeypatch.setattr(engine, "LOOK", 0.0)
-    monkeypatch.delenv("WEFT_SITE", raising=False)
-    for key, value in {"_run_id": 1, "_node_id": 1, "_task_id": 1}.items():  # a Message asks who sends it
+    monkeypatch.setattr(engine, "REFRESH", 0.0)
+    for key, value in {"_run_id": 1, "_node_id": 1, "_task_id": 1}.items():  # a Message reads its sender
         monkeypatch.setattr(TaskIdentity, key, value, raising=False)
 
 
@@ -65,13 +64,14 @@ def local(tmp_path_factory):
 
 @pytest.fixture
 def still(monkeypatch):
+    """A clock that advances only while the engine sleeps."""
     from weft.flower import engine
 
     turns = itertools.count()
     clock = SimpleNamespace(moment=0.0, monotonic=lambda: clock.moment)
 
     def sleep(seconds: float) -> None:
-        assert next(turns) < 10**6, "it never ends"
+        assert next(turns) < 10**6, "the engine never returns"
         clock.moment += seconds
 
     clock.sleep = sleep

@@ -1,4 +1,4 @@
-"""A real federation on loopback: weft's commands as a person would type them, each in a process of its own."""
+"""A real federation on loopback: the commands of weft, each in a separate process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Federation:
         for name in self.sites:
             self.weft("hub", "invite", name)
             self.weft("site", "join", f"{name}.json", "--folder", name)
-        wait_until(lambda: "the hub is up" in self.log("hub"), 60)
+        wait_until(lambda: "the hub is running" in self.log("hub"), 60)
         if self.nginx:
             hub = str(self.folder / "hub")
             self.start("nginx", [self.nginx, "-p", hub, "-c", "nginx.conf", "-g", "daemon off;"])
@@ -75,7 +75,7 @@ class Federation:
 
 
 class Calls(threading.Thread):
-    """Whom a process and all that it started call, looked up again and again until `end`."""
+    """Poll the remote addresses of some processes until `end`."""
 
     def __init__(self, pids: Callable[[], list[int]]):
         super().__init__(daemon=True)
@@ -95,7 +95,7 @@ class Calls(threading.Thread):
 
 
 def called(pids: list[int]) -> set[str]:
-    """The other ends of all sockets of some processes: TCP and UDP, connected or trying to."""
+    """The remote addresses of all sockets of some processes: TCP and UDP, connected or trying to."""
     own = set()
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -120,14 +120,14 @@ def called(pids: list[int]) -> set[str]:
 
 
 def descendants(pids: Iterable[int]) -> list[int]:
-    """Some processes and all that they started."""
+    """Some processes and their descendants."""
     above = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
             with contextlib.suppress(OSError):
                 above[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
     found = list(pids)
-    for one in found:  # which grows meanwhile
+    for one in found:  # the list grows meanwhile
         found += [pid for pid, parent in above.items() if parent == one]
     return found
 
@@ -147,7 +147,7 @@ def wait_until(true: Callable[[], Any], seconds: float) -> None:
 
 
 def child(parent: int, word: str) -> int | None:
-    """The process whose command has this word, among the descendants of another."""
+    """The descendant of a process whose command contains `word`."""
     found: dict[int, tuple[int, str]] = {}
     for path in Path("/proc").iterdir():
         if path.name.isdigit():
@@ -170,7 +170,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 
 def outcome(run: Path) -> dict[str, str]:
-    """What a run came to, bit for bit: theta_G, each A of the knowledge base, the tables."""
+    """The result of a run to the bit: global weights, each A of the knowledge base, the tables."""
     manifest = read_manifest(run / "checkpoints")
     assert manifest is not None
     server = State.load(run / "checkpoints", manifest["server"])
@@ -190,7 +190,7 @@ def digest(payload: Any) -> str:
 
 
 def is_busy(site: Path) -> bool:
-    """Is a client app at work at this site? It holds the lock of the run's folder."""
+    """Is a client app working at this site? It holds the lock of the run's folder."""
     import filelock
 
     for path in site.glob("state/*/.lock"):

@@ -1,8 +1,9 @@
-"""A stand-in for Flower's grid that hands messages over by itself: engine and client app without processes."""
+"""A fake of Flower's grid that calls the client app directly: engine and client app without processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 
 import weft
-from weft.core.engine import Request, Saved
-from weft.flower import client_app as client
-from weft.flower.engine import Far
+from weft.core.engine import Arrival, Request, Saved
+from weft.flower import client_app
+from weft.flower.engine import FlowerEngine
 from weft.flower.server_app import connect
 from weft.runs.folder import Record
 from weft.runs.run import resume
-from weft.wire.message import Message as Words
-from weft.wire.message import decode, encode
+from weft.wire.message import Message as WeftMessage
+from weft.wire.message import encode
 
 TINY = {
     "clients": 2,
@@ -29,78 +30,46 @@ TINY = {
     "scenario.valid": 10,
     "scenario.test": 10,
 }
+SHORT, LONG = 1.0, 50.0  # seconds of a clock that advances only while the engine sleeps
 
 
 class Loop:
-    """A grid whose sites are folders here. `spoil` may put another message in the place of an answer."""
+    """A grid whose sites are folders. `spoil` may replace the reply to a message."""
 
     def __init__(self, folder: Path, names: list[str], spoil: Callable[[int, Message], Message | None] | None = None):
         self.folder, self.names, self.spoil = folder, list(names), spoil
         self.replies: dict[str, list[Message]] = {}
-        self.asked = 0
+        self.sent = 0
 
     def get_nodes(self) -> list[Any]:
-        return [SimpleNamespace(node_id=place + 1, name=name) for place, name in enumerate(self.names)]
+        return [SimpleNamespace(node_id=index + 1, name=name) for index, name in enumerate(self.names)]
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         (message,) = messages
-        message.metadata.__dict__["_message_id"] = name = f"message-{self.asked}"
-        site = self.folder / self.names[message.metadata.dst_node_id - 1]
-        site.mkdir(exist_ok=True)
-        self.asked += 1
-        spoilt = self.spoil(self.asked - 1, message) if self.spoil else None
-        self.replies[name] = [spoilt or client.on_message(message, self.context(message))]
+        message.metadata.__dict__["_message_id"] = name = f"message-{self.sent}"
+        (self.folder / self.names[message.metadata.dst_node_id - 1]).mkdir(exist_ok=True)
+        self.sent += 1
+        spoiled = self.spoil(self.sent - 1, message) if self.spoil else None
+        self.replies[name] = [spoiled or self.answer(message)]
         return [name]
 
-    def context(self, message: Message) -> Context:
+    def answer(self, message: Message) -> Message:
         node = message.metadata.dst_node_id
-        config = {"site": str(self.folder / self.names[node - 1]), "hub": "here"}
-        return Context(1, node, config, RecordDict(), {})
+        config = {"site": str(self.folder / self.names[node - 1]), "hub": "hub:1"}
+        return client_app.on_message(message, Context(1, node, config, RecordDict(), {}))
 
     def pull_messages(self, message_ids: list[str]) -> list[Message]:
         return [message for name in message_ids for message in self.replies.pop(name, [])]
 
 
-def run(folder: Path, grid: Loop, **more: Any) -> Path:
-    Record.create(folder, weft.Plan.merge({**TINY, **more})).close()
-    resume(folder, save_every=0, connect=lambda session, saved: connect(grid, ["a", "b"], "run", session, saved))
-    return folder
-
-
-def far(grid: Loop, tmp_path: Path, saved: Saved | None = None, deadline: float | str = "none", **more: Any) -> Far:
-    told: list[tuple[str, dict[str, Any]]] = []
-    more = {"patience": 0.2, "on_leave": lambda client: told.append(("removed", {"client": client})), **more}
-    found = Far(
-        weft.Plan.merge({**TINY, "deadline": deadline}),
-        grid,
-        ["a", "b"],
-        "run",
-        tmp_path,
-        saved or Saved({}, {}),
-        lambda event, **facts: told.append((event, facts)),
-        **more,
-    )
-    found.told = told  # type: ignore[attr-defined]
-    return found
-
-
-def ask(client_index: int, round_index: int = 0) -> Request:
-    name, ops = f"0.{round_index}.{client_index}", ("train",) if round_index else ("begin", "train")
-    words = Words("server", f"client-{client_index}", name, ops, 0, round_index)
-    return Request(client_index, encode(words), name)
-
-
-SHORT, LONG = 1.0, 50.0  # seconds of a clock that moves while the engine sleeps, and else stands still
-
-
 class Fading(Loop):
-    """The second site takes its messages from some moment on and says nothing; then it is not there either."""
+    """The second site takes messages but is silent after the first `silent_from`; unless it `stays` it is away then."""
 
     def __init__(self, folder: Path, silent_from: int, stays: bool):
         super().__init__(folder, ["a", "b"])
         self.silent_from, self.stays, self.to_second = silent_from, stays, 0
         self.held: dict[str, Message] = {}
-        self.asked_of_second: dict[str, Message] = {}  # what it said nothing to
+        self.unanswered: dict[str, Message] = {}
 
     def push_messages(self, messages: list[Message]) -> list[str]:
         names = super().push_messages(messages)
@@ -108,15 +77,54 @@ class Fading(Loop):
             self.to_second += 1
             if self.to_second > self.silent_from:
                 self.held[names[0]] = self.replies.pop(names[0])[0]
-                self.asked_of_second[names[0]] = messages[0]
+                self.unanswered[names[0]] = messages[0]
                 self.names = ["a", "b"] if self.stays else ["a"]
         return names
 
-    def let_go(self) -> None:
+    def release(self) -> None:
+        """The second site is back, and its replies arrive."""
         self.names = ["a", "b"]
         for name in list(self.held):
             self.replies[name] = [self.held.pop(name)]
 
 
-def answers(found: Far, requests: list[Request], deadline: float) -> list[str]:
-    return [decode(reply.wire).request_id for reply in found.exchange(requests, deadline)]
+def run(folder: Path, grid: Loop, absent: tuple[str, ...] = (), **more: Any) -> Path:
+    """A whole run over the sites a and b."""
+    Record.create(folder, weft.Plan.merge({**TINY, **more})).close()
+    resume(folder, save_every=0, connect=partial(connect, grid, ["a", "b"], "run", absent))
+    return folder
+
+
+class Engine(FlowerEngine):
+    events: list[tuple[str, int]]  # of the journal, with the client of each
+
+
+def make_engine(
+    grid: Loop, folder: Path, saved: Saved | None = None, deadline: float | str = "none", **more: Any
+) -> Engine:
+    events: list[tuple[str, int]] = []
+    plan = weft.Plan.merge({**TINY, "deadline": deadline})
+    more = {"patience": 0.2, "on_leave": lambda client: events.append(("dismissed", client)), **more}
+
+    def journal(event: str, **facts: Any) -> None:
+        assert facts["site"] == "ab"[facts["client"]]
+        events.append((event, facts["client"]))
+
+    engine = Engine(plan, grid, ["a", "b"], "run", folder, saved or Saved({}, {}), journal, **more)
+    engine.events = events
+    return engine
+
+
+def request(client: int, round_index: int = 0) -> Request:
+    name, ops = f"0.{round_index}.{client}", ("train",) if round_index else ("begin", "train")
+    message = WeftMessage("server", f"client-{client}", name, ops, 0, round_index)
+    return Request(client, encode(message), name)
+
+
+def exchange(engine: FlowerEngine, *requests: Request, deadline: float | None = None) -> list[Arrival]:
+    return list(engine.exchange(requests, deadline))
+
+
+def replied(engine: FlowerEngine, *requests: Request, deadline: float | None = None) -> list[str]:
+    """The ids of the requests whose replies arrive."""
+    return [reply.request_id for reply in exchange(engine, *requests, deadline=deadline)]

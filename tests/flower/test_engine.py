@@ -1,41 +1,43 @@
-"""The engine and the client app without processes: equal to the local engine, and nothing learned twice."""
+"""The engine and the client app without processes: equal to the local engine, and nothing is trained twice."""
 
 from __future__ import annotations
 
 import itertools
-from functools import partial
+from typing import Any
 
 import pytest
 from federation import events, outcome
 from flwr.app import Error, Message
-from loop_grid import LONG, TINY, Loop, ask, far, run
+from loop_grid import LONG, TINY, Loop, exchange, make_engine, replied, request, run
 
 import weft
 from weft.errors import WeftError
-from weft.flower import client_app as client
-from weft.flower.server_app import connect
-from weft.runs.folder import Record
-from weft.runs.run import resume
+from weft.flower import client_app
 
 pytestmark = pytest.mark.usefixtures("quick")
+
+ALL = ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
+
+
+def knowledge(folder) -> list[str]:
+    return [key for key in outcome(folder) if key.startswith("A ")]
 
 
 def test_equal_to_the_local_engine(tmp_path, local):
     grid = Loop(tmp_path, ["a", "b"])
     assert outcome(run(tmp_path / "run", grid)) == local
-    assert grid.asked == 2 * 2 * 2  # clients x tasks x rounds: no message for the knowledge base or for A alone
+    assert grid.sent == 2 * 2 * 2  # clients x tasks x rounds: no extra message for the knowledge base or for A
 
 
-def test_equal_though_answers_fail_and_are_lost(tmp_path, local):
-    """Every fourth message is answered by an error of Flower's; every fifth is answered, but the answer is lost."""
-    machine = Error(8, "the app's process died")
+def test_equal_to_the_local_engine_despite_failed_and_lost_replies(tmp_path, local):
+    error = Error(8, "the app's process died")
 
-    def spoil(place: int, message: Message) -> Message | None:
-        if place % 4 == 0:
-            return Message(machine, reply_to=message)
-        if place % 5 == 0:
-            client.on_message(message, grid.context(message))
-            return Message(machine, reply_to=message)
+    def spoil(count: int, message: Message) -> Message | None:
+        if count % 4 == 0:
+            return Message(error, reply_to=message)
+        if count % 5 == 0:
+            grid.answer(message)  # the site has trained, its reply is lost
+            return Message(error, reply_to=message)
         return None
 
     grid = Loop(tmp_path, ["a", "b"], spoil)
@@ -49,86 +51,83 @@ def test_equal_to_the_local_engine_with_task_clocks(tmp_path):
 
 
 @pytest.mark.parametrize("how", [{"async": "updates"}, {"quorum": 1, "deadline": 60.0}], ids=str)
-def test_every_task_is_learned_as_answers_arrive(tmp_path, how):
+def test_asynchronous_runs_learn_every_task(tmp_path, how):
     folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **how)
-    assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1", "A 1.0", "A 1.1"]
+    assert knowledge(folder) == ALL
     assert [len(rows) for rows in weft.Result(folder).accuracy_matrix] == [2, 2]
 
 
-def test_an_answer_that_comes_twice_is_refused_and_told(tmp_path):
-    """A replay on the way to the hub: an old answer in the place of a new one answers nothing that is open."""
+def test_a_replayed_reply_is_rejected(tmp_path):
     grid, old = Loop(tmp_path, ["a", "b"]), []
 
-    def spoil(place: int, message: Message) -> Message | None:
-        if place == 0:
-            old.append(client.on_message(message, grid.context(message)))
+    def spoil(count: int, message: Message) -> Message | None:
+        if count == 0:
+            old.append(grid.answer(message))
             return old[0]
-        return Message(old[0].content, reply_to=message) if place == 4 else None
+        return Message(old[0].content, reply_to=message) if count == 4 else None
 
     grid.spoil = spoil
     folder = run(tmp_path / "run", grid)
-    told = [event for event in events(folder) if event["event"] == "incident"]
-    assert "it answers '0.0.0', which was not asked or is answered already" in told[0]["reason"]
-    assert told[0]["client"] == 0
-    assert len([key for key in outcome(folder) if key.startswith("A ")]) == 4
+    incidents = [event for event in events(folder) if event["event"] == "incident"]
+    assert "0.0.0" in incidents[0]["reason"]
+    assert incidents[0]["client"] == 0
+    assert knowledge(folder) == ALL
 
 
-def test_a_request_that_comes_twice_is_learned_once(tmp_path):
+def test_a_repeated_request_is_trained_once(tmp_path):
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (tmp_path / "a" / "state" / "run").iterdir()}
+
     grid = Loop(tmp_path, ["a", "b"])
-    first = [reply.wire for reply in far(grid, tmp_path).exchange([ask(0)])]
-    state = {path.name: path.read_bytes() for path in (tmp_path / "a" / "state" / "run").iterdir()}
-    assert [reply.wire for reply in far(grid, tmp_path).exchange([ask(0)])] == first
-    assert {path.name: path.read_bytes() for path in (tmp_path / "a" / "state" / "run").iterdir()} == state
+    first = exchange(make_engine(grid, tmp_path), request(0))
+    state = files()
+    assert [reply.wire for reply in exchange(make_engine(grid, tmp_path), request(0))] == [first[0].wire]
+    assert files() == state
 
 
-def test_a_site_that_is_away_is_waited_for_and_then_not(tmp_path):
+def test_the_engine_waits_for_a_site_that_is_away_and_then_continues(tmp_path):
     grid = Loop(tmp_path, ["a"])
-    found = far(grid, tmp_path)
-    assert found.clients() == [0, 1]
-    assert [reply.client for reply in found.exchange([ask(0), ask(1)])] == [0]
-    assert found.clients() == [0]
-    assert ("away", "b") in [(event, facts["site"]) for event, facts in found.told]
+    engine = make_engine(grid, tmp_path)
+    assert engine.clients() == [0, 1]
+    assert replied(engine, request(0), request(1)) == ["0.0.0"]
+    assert engine.clients() == [0]
     grid.names.append("b")
-    assert [reply.client for reply in found.exchange([ask(1)])] == [1]
-    assert ("back", "b") in [(event, facts["site"]) for event, facts in found.told]
+    assert replied(engine, request(1)) == ["0.0.1"]
+    assert engine.events == [("away", 1), ("back", 1)]
 
 
-def test_a_site_that_was_waited_for_already_is_not_waited_for_again(tmp_path):
-    """But it counts when it comes, and is had patience with from then on."""
+def test_the_engine_does_not_wait_for_an_absent_site_until_it_has_been_available(tmp_path):
     grid = Loop(tmp_path, ["a"])
-    found = far(grid, tmp_path, patience=60, lost={1})
-    assert found.clients() == [0]
-    assert [reply.client for reply in found.exchange([ask(0), ask(1)])] == [0]
-    grid.names = ["a", "b"]
-    assert found.clients() == [0, 1]
-    grid.names = ["a"]
-    assert found.clients() == [0, 1]
+    engine = make_engine(grid, tmp_path, patience=60, absent={1})
+    assert engine.clients() == [0]
+    assert replied(engine, request(0), request(1)) == ["0.0.0"]
+    for names in (["a", "b"], ["a"]):
+        grid.names = names
+        assert engine.clients() == [0, 1]
 
 
 @pytest.mark.parametrize("how", [{}, {"async": "task_clocks"}, {"async": "updates"}, {"deadline": 60.0}], ids=str)
-def test_a_run_without_a_site_that_is_not_there(tmp_path, still, how):
-    folder = tmp_path / "run"
-    Record.create(folder, weft.Plan.merge({**TINY, **how})).close()
-    far_away = partial(connect, Loop(tmp_path, ["a"]), ["a", "b"], "run", absent=["b"])
-    resume(folder, save_every=0, connect=far_away)
-    assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1"]
+def test_a_run_without_an_absent_site(tmp_path, still, how):
+    folder = run(tmp_path / "run", Loop(tmp_path, ["a"]), ("b",), **how)
+    assert knowledge(folder) == ["A 0.0", "A 0.1"]
     assert still.moment < LONG
 
 
-def test_what_is_out_is_asked_again_after_a_restart(tmp_path):
+def test_requests_in_flight_are_sent_again_after_a_restart(tmp_path):
     grid = Loop(tmp_path, ["a"])
-    found = far(grid, tmp_path, patience=60)
-    assert [reply.client for reply in itertools.islice(found.exchange([ask(0), ask(1)]), 1)] == [0]
-    saved = found.save()
+    engine = make_engine(grid, tmp_path, patience=60)
+    replies = engine.exchange([request(0), request(1)])
+    assert [reply.client for reply in itertools.islice(replies, 1)] == [0]
+    saved = engine.save()
     grid.names.append("b")
-    again = far(grid, tmp_path, saved)
+    again = make_engine(grid, tmp_path, saved)
     assert again.now() >= saved.clock["now"]
-    assert [reply.client for reply in again.exchange([])] == [1]
+    assert replied(again) == ["0.0.1"]
 
 
-def test_a_deadline_ends_it(tmp_path):
-    found = far(Loop(tmp_path, ["a"]), tmp_path, patience=60)
-    assert [reply.client for reply in found.exchange([ask(0), ask(1)], deadline=0.5)] == [0]
+def test_a_deadline_ends_an_exchange(tmp_path):
+    engine = make_engine(Loop(tmp_path, ["a"]), tmp_path, patience=60)
+    assert replied(engine, request(0), request(1), deadline=0.5) == ["0.0.0"]
 
 
 @pytest.mark.parametrize(
@@ -147,9 +146,12 @@ def test_a_deadline_ends_it(tmp_path):
         "tasks = 1000000000",
     ],
 )
-def test_a_plan_that_names_code_is_refused_before_it_is_loaded(line):
-    base = 'method = "fedweit"\nnetwork = "mlp"\n'
-    key = line.split(" ")[0]
-    text = "\n".join([row for row in base.splitlines() if not row.startswith(key)] + [line])
-    with pytest.raises(WeftError, match="the hub's plan"):
-        client.read_plan(text)
+def test_a_site_rejects_a_plan_that_names_code_or_huge_numbers_before_loading_it(line, monkeypatch):
+    def load(_: Any) -> None:
+        raise AssertionError("it was loaded")
+
+    monkeypatch.setattr(weft.Plan, "merge", load)
+    base = {"method": 'method = "fedweit"', "network": 'network = "mlp"'}
+    text = "\n".join([*(row for key, row in base.items() if key != line.split(" ")[0]), line])
+    with pytest.raises(WeftError, match="rejects the hub's plan"):
+        client_app.read_plan(text)

@@ -1,4 +1,4 @@
-"""docs/many-machines.md, word for word: one machine, three terminals, a finished run."""
+"""Run the commands of docs/many-machines.md: one machine, three terminals, a finished run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import pytest
 from federation import WEFT, free_port
 
 import weft
-from weft.flower.hub import supervisor as supervision
+from weft.flower.hub import supervisor
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
-TERMINAL = 2.0  # seconds after which what has not ended is serving
+TERMINAL = 2.0  # seconds after which a command that has not ended is serving
 
 
 @pytest.fixture
 def place(tmp_path):
-    """A folder of the clone, as far as the page needs the clone."""
+    """The folder of the page inside a clone."""
     (tmp_path / "examples").symlink_to(PAGE.parents[1] / "examples")
     folder = tmp_path / "federation"
     folder.mkdir()
     yield folder
     for name in ("ada", "ben", "hub"):
         if (folder / name).is_dir():
-            supervision.stop(folder / name)
+            supervisor.stop(folder / name)
 
 
 def blocks(language: str) -> list[str]:
@@ -41,12 +41,12 @@ def commands() -> list[list[str]]:
     return [shlex.split(line) for line in lines if line]
 
 
-def test_a_person_follows_the_page(place: Path) -> None:
+def test_the_commands_of_the_page_work(place: Path) -> None:
     serving = []
     (plan,) = blocks("toml")
     (place / "own.toml").write_text(plan.replace("rounds_per_task = 5", "rounds_per_task = 1"), encoding="utf-8")
     for words in commands():
-        if words[0] in ("python3", ".", "pip", "mkdir", "cd"):  # the environment and the folder are those of this test
+        if words[0] in ("python3", ".", "pip", "mkdir", "cd"):  # environment and folder are those of this test
             continue
         if words[0] == "python":
             subprocess.run([sys.executable, *words[1:]], cwd=place, check=True)
@@ -57,12 +57,12 @@ def test_a_person_follows_the_page(place: Path) -> None:
             time.sleep(TERMINAL)
             assert serving[-1].poll() is None, words
             continue
-        if words[1:] == ["hub", "init"]:  # somebody else's hub may be on this machine
+        if words[1:] == ["hub", "init"]:  # the default port may be taken on this machine
             words += ["--port", str(free_port())]
         done = subprocess.run([*WEFT, *words[1:]], cwd=place, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, (words, done.stdout, done.stderr)
         assert done.stdout.strip(), words
-    assert [process.wait(20) for process in serving] == [0, 0]  # the page ends with stopping them
+    assert [process.wait(20) for process in serving] == [0, 0]  # the page stops them at the end
     result = weft.Result(place / "first")
     assert result.summary["clients"] == 2
     assert len(result.accuracy_matrix) == 2
@@ -72,5 +72,5 @@ def test_a_person_follows_the_page(place: Path) -> None:
 def test_the_page_names_every_command() -> None:
     text = PAGE.read_text(encoding="utf-8")
     named = "hub init|hub start|hub status|hub invite|hub run|hub stop|site join|site check|site task add|site start"
-    for command in [*named.split("|"), "site status", "site leave", "site left", "site task list", "site export"]:
+    for command in [*named.split("|"), "site status", "site leave", "site audit", "site task list", "site export"]:
         assert f"weft {command}" in text, command

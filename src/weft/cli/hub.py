@@ -1,57 +1,33 @@
-"""`weft hub`: the machine that sites of a federation reach, and runs over all of them."""
+"""`weft hub`: the machine that the sites of a federation connect to, and runs over all of them."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
+from weft.cli.common import AsJson, out, print_json, say
 from weft.errors import WeftError
-from weft.flower.hub import supervisor
-from weft.flower.hub.programs import UP, check_flower
+from weft.flower.hub import runs, status, supervisor
+from weft.flower.hub.hub import UP, Hub
+from weft.flower.hub.programs import check_flower
 from weft.plan import Plan
 from weft.report import terminal
 
-if TYPE_CHECKING:
-    from weft.flower.hub.hub import Hub
-
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Serve a federation of many machines.")
-out = Console()
-SOON = 60  # days before its certificates end in which a hub says so
-THERE = {True: "there", False: "away", None: "not known whether it is there"}
+WARN_DAYS = 60  # before the certificates expire
+ONLINE = {True: "online", False: "offline", None: "unknown"}
 
 Folder = Annotated[Path, typer.Option("--folder", help="The hub's folder.")]
-Detached = Annotated[bool, typer.Option("--detach", help="In the background, until stopped.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON alone on stdout.")]
-
-
-def say(line: str) -> None:
-    """A line at once, also into a pipe."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
-def up_or_down(found: dict[str, Any] | None, behind: dict[str, Any], kind: str) -> str:
-    """In words; of a supervisor that was killed what it had started goes on, until it is stopped or started anew."""
-    if not behind:
-        return "up" if found else "down"
-    names = " and ".join(f"{name} (process {words['pid']})" for name, words in behind.items())
-    serves = f"still serve{'s' if len(behind) == 1 else ''}"
-    return (
-        f"without its supervisor, which was killed; {names} {serves}, and would not be started again: "
-        f"weft {kind} stop ends it, weft {kind} start starts it anew"
-    )
+Detached = Annotated[bool, typer.Option("--detach", help="Run in the background until stopped.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")]
 
 
 def open_hub(folder: Path) -> Hub:
     check_flower()
-    from weft.flower.hub.hub import Hub
-
     return Hub(folder)
 
 
@@ -59,122 +35,118 @@ def open_hub(folder: Path) -> Hub:
 def init_command(
     folder: Folder = Path("hub"),
     address: Annotated[
-        str | None, typer.Option(help="HOST:PORT at which sites reach nginx; else they are on this machine.")
+        str | None, typer.Option(help="HOST:PORT at which sites reach nginx. Default: sites are on this machine.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65534, help="Of the SuperLink, on this machine's loopback.")] = 9092,
+    port: Annotated[int, typer.Option(min=1, max=65534, help="Of the SuperLink, on loopback.")] = 9092,
 ) -> None:
-    """Make a hub's folder: an authority and certificates, keys, Flower's configuration and nginx's."""
-    check_flower()
-    from weft.flower.hub.hub import Hub
-
+    """Create a hub's folder: certificates, keys, and the configurations of Flower and nginx."""
     hub = Hub.create(folder, address, port)
     say(f"{folder}: a hub that sites reach at {hub.address}")
-    say(f"weft hub start --folder {folder}   serves it; weft hub invite NAME --folder {folder}   lets a site in")
+    say(f"next: weft hub start --folder {folder}, then weft hub invite NAME --folder {folder}")
 
 
 @app.command("start")
 def start_command(folder: Folder = Path("hub"), detached: Detached = False) -> None:
-    """Serve until stopped: Flower's SuperLink and what runs its server apps, started again if they die."""
+    """Serve until stopped: Flower's SuperLink and SuperExec, restarted if they die."""
     hub = open_hub(folder)
-    if detached:
-        supervisor.detach(hub.folder, "hub", UP)
-        say(f"{UP}; sites reach it at {hub.address}; weft hub stop ends it")
+    if not detached:
+        hub.start(say)
         return
-    hub.start(say)
+    supervisor.detach(hub.folder, "hub", UP)
+    say(f"{UP}; sites reach it at {hub.address}; weft hub stop ends it")
 
 
 @app.command("stop")
 def stop_command(folder: Folder = Path("hub")) -> None:
-    """End what `weft hub start` started. A run goes on when the hub is started and told again."""
-    hub = open_hub(folder)
-    say(f"{folder} is stopped" if supervisor.stop(hub.folder) else f"{folder} was not started")
+    """Stop what `weft hub start` started. Resume a run with weft hub start and weft hub run FOLDER."""
+    say(f"{folder} is stopped" if supervisor.stop(open_hub(folder).folder) else f"{folder} was not started")
 
 
 @app.command("invite")
 def invite_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")],
+    name: Name,
     folder: Folder = Path("hub"),
-    file: Annotated[Path | None, typer.Option("--out", help="The invitation's file; else NAME.json.")] = None,
+    file: Annotated[Path | None, typer.Option("--out", help="The file of the invitation. Default: NAME.json.")] = None,
 ) -> None:
-    """Make an invitation: the file with which a site joins. It holds the site's private key: send it by a safe way."""
+    """Write an invitation, with which a site joins. It holds the site's private key: send it over a secure channel."""
     hub = open_hub(folder)
     path = file or Path(f"{name}.json")
-    if path.exists() and name not in hub.sites():  # of whom `invite` says more
-        raise WeftError(f"{path} is there already; choose another --out")
+    if path.exists() and name not in hub.sites():  # otherwise `invite` names the better remedy
+        raise WeftError(f"{path} already exists; choose another --out")
     hub.invite(name, path)
     if hub.is_up():
-        hub.register()  # else it is done when the hub starts
-    say(f"{path}: at the site, weft site join {path.name}; it holds the site's key: remove it once the site has joined")
+        hub.register()  # otherwise done when the hub starts
+    say(f"{path}: an invitation with the site's private key; remove it once the site has joined")
+    say(f"next, at the site: weft site join {path.name}")
 
 
 @app.command("remove")
-def remove_command(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")], folder: Folder = Path("hub")
-) -> None:
-    """Take a site out: its key opens nothing any more, and runs that go on or come later do without it."""
+def remove_command(name: Name, folder: Folder = Path("hub")) -> None:
+    """Remove a site: its key is revoked, and current and later runs continue without it."""
     hub = open_hub(folder)
-    from weft.flower.hub import runs
-
     hub.remove(name)
-    for run in hub.begun():
-        runs.note_removed(Path(run), name)
-    say(f"{name} is no site of {folder} any more")
+    for run in hub.runs():
+        runs.write_removed(run, name)
+    say(f"{name} is removed from {folder}")
 
 
 @app.command("status")
 def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> None:
-    """What is running, which sites are there, and how the runs that this hub began are doing."""
+    """Show what is running, which sites are online, and the status of this hub's runs."""
     hub = open_hub(folder)
-    from weft.flower.hub import status
-
-    found = supervisor.running(hub.folder)
-    behind = supervisor.left_behind(hub.folder)
-    online, why = _online(hub) if found is not None or "superlink" in behind else ([], "")
-    is_up = found is not None or "superexec" in behind  # which starts server apps
-    states = [status.state(Path(path), is_up) for path in hub.begun()]
-    left = status.left(states, hub.invited())
+    running, orphans = supervisor.running(hub.folder), supervisor.orphans(hub.folder)
+    online, unknown = _online(hub) if running is not None or "superlink" in orphans else ([], "")
+    is_up = running is not None or "superexec" in orphans  # which starts server apps
+    found = [status.run_status(run, is_up) for run in hub.runs()]
+    left = status.sites_that_left(found, hub.invited())
     sites: list[dict[str, Any]] = [
-        {"site": name, "client": place, "there": None if online is None else name in online, "left": name in left}
-        for place, name in enumerate(hub.sites())
+        {"site": name, "client": client, "online": None if online is None else name in online, "left": name in left}
+        for client, name in enumerate(hub.sites())
     ]
-    end, ending = _certificates(hub)
+    expiry, warning = _certificates(hub)
     if as_json:
-        words = {"processes": found, "left behind": behind, "sites": sites, "runs": states, "certificates end": end}
-        sys.stdout.write(json.dumps(words, indent=2) + "\n")
+        facts = {"processes": running, "orphans": orphans, "sites": sites, "certificates_expire": expiry}
+        print_json({**facts, "runs": [dataclasses.asdict(run) for run in found]})
         return
-    say(f"{folder} is {up_or_down(found, behind, 'hub')}; sites reach it at {hub.address}")
-    if ending:
-        say(f"  {ending}")
-    for name, process in (found["processes"] if found else {}).items():
-        again = f", started {process['starts']} times" if process["starts"] > 1 else ""
-        say(f"  {name}: process {process['pid']}{again}")
-    if why:
-        say(f"  which sites are there is not known; the SuperLink may be on its way up ({why})")
+    say(f"{folder} is {process_state(running, orphans, 'hub')}; sites reach it at {hub.address}")
+    if warning:
+        say(f"  {warning}")
+    for name, process in (running["processes"] if running else {}).items():
+        say(f"  {name}: process {process['pid']}, starts: {process['starts']}")
+    if unknown:
+        say(f"  cannot tell which sites are online; the SuperLink may be starting ({unknown})")
     for site in sites:
-        parted = f"; it has left (weft hub remove {site['site']} takes it out)" if site["left"] else ""
-        say(f"  client {site['client']}: {site['site']}, {THERE[site['there']]}{parted}")
-    for state in states:
-        known = f" (at sites {state['run']})" if state.get("run") else ""
-        say(f"  {state['folder']}{known}: {status.in_words(state)}")
+        note = f"; it has left (weft hub remove {site['site']} removes it)" if site["left"] else ""
+        say(f"  client {site['client']}: {site['site']}, {ONLINE[site['online']]}{note}")
+    for run in found:
+        say(f"  {run.folder}{f' (at sites {run.run})' if run.run else ''}: {run.as_text()}")
+
+
+def process_state(running: dict[str, Any] | None, orphans: supervisor.Processes, kind: str) -> str:
+    """Running, stopped, or without a supervisor: what a killed one had started still runs."""
+    if not orphans:
+        return "running" if running else "stopped"
+    names = ", ".join(f"{name} (process {facts['pid']})" for name, facts in orphans.items())
+    return (
+        f"without its supervisor, which was killed; still running, and not restarted if it dies: {names}; "
+        f"weft {kind} stop ends it, weft {kind} start restarts it"
+    )
 
 
 def _certificates(hub: Hub) -> tuple[str | None, str]:
-    """When they end, and what a person should know of that; nothing while it is far off."""
+    """When they expire, and a warning if that is soon."""
     if not (hub.folder / "server.pem").exists():
         return None, ""
-    from weft.flower.hub.keys import end_of_certificates
+    from weft.flower.hub.keys import expiry  # loads cryptography
 
     try:
-        end = end_of_certificates(hub.folder)
-    except WeftError as problem:
-        return None, str(problem)
-    left = end - _now()
-    day = end.strftime("%Y-%m-%d")
-    if left < datetime.timedelta():
-        return end.isoformat(), f"its certificates ended on {day}: no site is let in, make a new hub and invite anew"
-    if left < datetime.timedelta(days=SOON):
-        return end.isoformat(), f"its certificates end on {day}, in {left.days} days: make a new hub and invite anew"
-    return end.isoformat(), ""
+        end = expiry(hub.folder)
+    except WeftError as error:
+        return None, str(error)
+    days = (end - _now()).days
+    expires = "have expired" if days < 0 else f"expire in {days} days"
+    warning = f"its certificates {expires} ({end:%Y-%m-%d}): create a new hub and invite all sites"
+    return end.isoformat(), warning if days < WARN_DAYS else ""
 
 
 def _now() -> datetime.datetime:
@@ -182,38 +154,36 @@ def _now() -> datetime.datetime:
 
 
 def _online(hub: Hub) -> tuple[list[str] | None, str]:
-    """The sites that are there; None, and why, while Flower cannot be asked: all else is to be shown then too."""
+    """The sites that are online; None and the reason while Flower does not reply."""
     try:
         return hub.online(), ""
-    except WeftError as problem:
-        return None, str(problem)
+    except WeftError as error:
+        return None, str(error)
 
 
 @app.command("run")
 def run_command(
-    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan, or the folder of a run that was stopped.")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN", help="A plan, or the folder of a stopped run.")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Plan keys.")] = None,
     folder: Folder = Path("hub"),
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The new run folder; else under runs/.")] = None,
-    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for sites that are not there.")] = 600.0,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The new run folder. Default: in runs/.")] = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait for sites that are offline.")] = 600.0,
 ) -> None:
-    """Run a plan over all sites: weft hub run demo clients=3
+    """Run a plan over all sites, or resume a run: weft hub run demo clients=3
 
-    The plan's clients are the sites in the order of their invitations. With a run folder it goes on with that run.
+    The plan's clients are the sites in the order of their invitations.
     """
     hub = open_hub(folder)
-    from weft.flower.hub import runs
-
     if runs.is_run(plan):
         if words or out_folder:
-            raise WeftError(f"{plan} is a run that goes on as it was; leave out {' '.join(words or ['--out'])}")
-        place = Path(plan).absolute()
+            raise WeftError(f"{plan} is a run, which is resumed unchanged; remove {' '.join(words or ['--out'])}")
+        run = Path(plan).absolute()
     else:
-        place = runs.prepare(hub, Plan.load(plan, words or []), out_folder)
+        run = runs.prepare(hub, Plan.load(plan, words or []), out_folder)
     try:
-        result = runs.work(hub, place, say, wait)
+        result = runs.work(hub, run, say, wait)
     except KeyboardInterrupt:
-        say(f"\nthe run goes on at the hub; weft hub run {place} watches it again")
+        say(f"\nthe run continues at the hub; weft hub run {run} watches it again")
         raise typer.Exit(130) from None
     out.print(terminal.comparison([result.summary]))
-    say(str(place))
+    say(str(run))

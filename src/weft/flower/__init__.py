@@ -1,7 +1,7 @@
-"""The engine for many machines, on Flower (`weft[flower]`): every import of `flwr` in weft is inside this folder.
+"""Federations of many machines on Flower (`weft[flower]`): every import of `flwr` in weft is inside this folder.
 
-    hub       SuperLink <-> server app (weft.flower.server_app): the loop, with `engine.Far` as its engine
-    a site    SuperNode <-> client app (client.py): one process a message, all it remembers is on disk (memory.py)
+    hub     SuperLink <-> server app (server_app.py): the server loop with a FlowerEngine (engine.py)
+    site    SuperNode <-> client app (client_app.py): one process per message, all state is on disk (site_state.py)
 
-Our encoded bytes travel as they are, inside one Flower record (envelope.py), and the ledger weighs those bytes.
+Encoded weft messages travel unchanged inside one Flower record (envelope.py); the ledger counts those bytes.
 """

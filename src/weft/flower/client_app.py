@@ -1,7 +1,9 @@
-"""The client app: what runs at a site, once for each message, in a process that Flower starts and that then ends.
+"""The client app: the code that runs at a site, in a new process for each message.
 
-A site runs the code that is installed there (runner.py), on data that is there, and says only what `memory` answers.
-The plan comes from the hub, so it is read with suspicion: it may not name code by a file or module.
+Flower ships an app, which is Python code, from the hub to every site and runs it there. `main`, which a site runs in
+place of `flwr-clientapp`, ignores the shipped code and runs the installed client app below, on data of the site. So an
+attacker who controls a hub can send bad parameters but cannot run code at a site. The plan comes from the hub too: it
+is checked before it is loaded, because it may name code.
 """
 
 from __future__ import annotations
@@ -10,54 +12,75 @@ import contextlib
 import re
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+from flwr.supernode.runtime import run_clientapp
 
 from weft.errors import WeftError
-from weft.flower import audit_log, leaving
-from weft.flower.envelope import Answered, BadEnvelope, reply, unpack
-from weft.flower.sharing import shared_at
-from weft.flower.site_policy import fault
-from weft.flower.site_state import FAILED, Memory, NotYet
+from weft.flower import audit_log, site_policy, size_guard
+from weft.flower.envelope import EnvelopeError, SiteReply, pack_reply, unpack
+from weft.flower.site_state import FAILED, SiteState, TaskNotAvailableError
 from weft.plan import Plan, flat_keys
 from weft.scenarios import sites
 
 RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the name of a folder
 
 
+def main() -> None:
+    """Flower's client app program with the installed app instead of the shipped one."""
+    size_guard.patch(
+        run_clientapp,
+        install_from_fab=_install_nothing,
+        install_app_dependencies=_install_nothing,
+        get_load_client_app_fn=_load_installed,
+    )
+    size_guard.install()
+    flwr_clientapp()
+
+
+def _install_nothing(*_: object, **__: object) -> None:
+    return None
+
+
+def _load_installed(*_: object, **__: object) -> Callable[..., ClientApp]:
+    return lambda *_: app
+
+
 def on_message(message: Message, context: Context) -> Message:
-    began = time.perf_counter()
+    start = time.perf_counter()
     site = Path(str(context.node_config["site"]))
-    with at_home():
-        if leaving.has_left(site):
-            leaving.note(site, _run_of(message))
-            return reply(Answered(left=True), message)
+    with errors_stay_here():
+        if site_policy.has_left(site):
+            site_policy.record_leave_notice(site, _run_of(message))
+            return pack_reply(SiteReply(left=True), message)
     try:
-        asked = unpack(message)
-    except BadEnvelope as bad:
-        raise WeftError(f"a message of the hub was refused: {bad}") from None
-    if not RUN_NAME.fullmatch(asked.run):
-        raise WeftError("the run has a name that is no name for a folder")
-    if not asked.wire:  # only whether the site is still a member
-        return reply(Answered(), message)
-    plan = sites.at_site(read_plan(asked.plan), site)
-    if not 0 <= asked.client < plan.clients:
-        raise WeftError(f"there is no client {asked.client} in a plan of {plan.clients}")
-    with at_home():
+        request = unpack(message)
+    except EnvelopeError as error:
+        raise WeftError(f"the site rejects the message: {error}") from None
+    if not RUN_NAME.fullmatch(request.run):
+        raise WeftError("the site rejects the message: the run's name is not a folder name")
+    if not request.wire:  # the hub only asks whether the site is still a member
+        return pack_reply(SiteReply(), message)
+    plan = sites.at_site(read_plan(request.plan), site)
+    if not 0 <= request.client < plan.clients:
+        raise WeftError(f"the site rejects the message: client {request.client} of {plan.clients}")
+    with errors_stay_here():
+        state = SiteState(site / "state" / request.run, site_policy.limit_share(plan, site), request.client)
         try:
-            wire = Memory(site / "state" / asked.run, with_share(plan, site), asked.client).answer(asked.wire)
-        except NotYet as why:
-            return reply(Answered(waiting=str(why)), message)
-        audit_log.note(site, str(context.node_config.get("hub", "")), asked.run, wire)
-    return reply(Answered(wire, time.perf_counter() - began), message)
+            wire = state.answer(request.wire)
+        except TaskNotAvailableError as reason:
+            return pack_reply(SiteReply(waiting=str(reason)), message)
+        audit_log.record(site, str(context.node_config.get("hub", "")), request.run, wire)
+    return pack_reply(SiteReply(wire, time.perf_counter() - start), message)
 
 
 @contextlib.contextmanager
-def at_home() -> Iterator[None]:
-    """What goes wrong here stands in the site's log alone: it may name files, tasks and classes."""
+def errors_stay_here() -> Iterator[None]:
+    """Write an error to the site's log only: it may name files, tasks and classes."""
     try:
         yield
     except Exception:
@@ -66,29 +89,20 @@ def at_home() -> Iterator[None]:
 
 
 def _run_of(message: Message) -> str:
-    """The name of the run that a message belongs to, if it says one that can be written down."""
+    """The run that a message belongs to, if it has a valid name."""
     try:
         name = unpack(message).run
-    except BadEnvelope:
+    except EnvelopeError:
         return ""
     return name if RUN_NAME.fullmatch(name) else ""
 
 
-def with_share(plan: Plan, site: Path) -> Plan:
-    """The plan with what the site shares of A, where it shares less than the plan asks for."""
-    own, asked = shared_at(site), plan.method_options.get("share")
-    if asked is None or own == "all" or asked == "nothing":
-        return plan
-    less = own if own == "nothing" or asked == "all" else min(int(own), int(asked))
-    return plan.model_copy(update={"method_options": {**plan.method_options, "share": less}})
-
-
 def read_plan(text: str) -> Plan:
-    """A plan that the hub sent. What it names must be weft's own: to check a plan loads the code that it names."""
-    given = flat_keys(text)
-    if why := fault(given):
-        raise WeftError(f"the hub's plan was refused: {why}")
-    return Plan.merge(given)
+    """A plan of the hub; checked as text first, because validating it loads the code that it names."""
+    keys = flat_keys(text)
+    if reason := site_policy.rejection(keys):
+        raise WeftError(f"the site rejects the hub's plan: {reason}")
+    return Plan.merge(keys)
 
 
 app = ClientApp()

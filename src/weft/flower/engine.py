@@ -1,8 +1,8 @@
-"""Far: an engine whose clients are sites on other machines, behind Flower's grid.
+"""FlowerEngine: the clients of a run are sites on other machines, reached through Flower's grid.
 
-Flower tells of a site that died within a minute, lets it in again within another, and forgets nothing that its database
-holds. What is left to do here: ask again whoever did not answer, for as long as there is patience, since a site answers
-the same request with the same bytes; and tell the journal.
+Flower reports a killed site within a minute, accepts it again within another, and loses nothing that its database
+holds. This engine adds retries: a request is sent again until its site replies, and a site replies to the same request
+with the same bytes.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from flwr.app import Message
 
 from weft.core.engine import Arrival, Request, Saved
 from weft.core.storage import State
-from weft.flower.envelope import Answered, Asked, BadEnvelope, pack, unpack_reply
+from weft.flower.envelope import EnvelopeError, SiteReply, SiteRequest, pack, unpack_reply
 from weft.plan import Plan
 from weft.wire.message import decode, encode, failure
 
-POLL = 0.25  # seconds between two looks for replies
-ASK_AGAIN = 3.0  # seconds until a site is asked again after a failure, or after it had no task yet
-LOOK = 1.0  # seconds for which the list of who is there is good
-KNOCK = 30.0  # seconds after which a site that is asked for nothing is asked whether it is still a member
+POLL = 0.25  # seconds between two polls for replies
+RETRY = 3.0  # seconds until a request is sent again after a failure, or because the site had no task yet
+REFRESH = 1.0  # seconds for which the list of available sites is valid
+PING = 30.0  # seconds after which an idle site is asked whether it is still a member
 LIFETIME = 86_400.0  # seconds that Flower keeps a message
-RETURN = 120.0  # seconds within which a site that was killed is back: Flower keeps it out for up to 60
-OUTAGE = 600.0  # the same where nobody is there: it may be the hub that cannot be reached
-FAILURES = 3  # so often a request may fail at a site before that is its answer
-AWAY = 5  # Flower's code for a site that is not there: patience or the deadline bounds that. All others are failures
-SHOWN = 300  # letters of a reason
+RETURN = 120.0  # seconds within which a killed site is back: Flower rejects it for up to 60
+OUTAGE = 600.0  # the same while no site is available: the hub's own connection may be down
+MAX_FAILURES = 3  # of one request; then the failure is its reply
+NODE_UNAVAILABLE = 5  # Flower's code for a site that is away: it is bounded by patience or deadline, not by failures
+MAX_REASON = 300  # characters
 
-Tell = Callable[..., None]
+Journal = Callable[..., None]
 
 
 class Node(Protocol):
@@ -45,7 +45,7 @@ class Node(Protocol):
 
 
 class Grid(Protocol):
-    """The part of Flower's grid that is used."""
+    """The methods of Flower's grid that are used."""
 
     def get_nodes(self) -> Iterable[Node]: ...
     def push_messages(self, messages: list[Message]) -> Iterable[str]: ...
@@ -53,20 +53,20 @@ class Grid(Protocol):
 
 
 @dataclass
-class Flight:
-    """A request on its way."""
+class InFlight:
+    """A request without a delivered reply."""
 
     client: int
     request_id: str
     wire: bytes
-    message_id: str = ""  # Flower's; none while the site is not there
-    due: float = 0.0  # not to be sent before
+    message_id: str = ""  # Flower's; empty while it is not sent
+    due: float = 0.0  # it is not sent before
     failures: int = 0
-    answered: Answered | None = None  # it is here, and nobody has taken it yet
-    pulling: Future[list[Message]] | None = None  # it is being looked for, and put together if it is there
+    reply: SiteReply | None = None  # received and not delivered yet
+    pulling: Future[list[Message]] | None = None
 
 
-class Far:
+class FlowerEngine:
     apart = True
 
     def __init__(
@@ -77,285 +77,288 @@ class Far:
         run: str,
         folder: Path,
         saved: Saved,
-        tell: Tell,
+        journal: Journal,
         patience: float,
         on_leave: Callable[[int], None],
-        lost: Collection[int] = (),
+        absent: Collection[int] = (),
         removed: Callable[[], Collection[str]] = tuple,
     ):
         """`sites` are the names by which the hub registered them, in the order of the plan's clients.
 
-        Without a deadline in the plan a site that is away is waited for, for `patience` seconds; those that are `lost`
-        only once they have been there; and those that the hub has `removed` by now never.
+        Without a deadline in the plan the engine waits `patience` seconds for a site that is away: for `absent` ones
+        only after they have been available, and never for those that the hub has `removed`.
         """
         self._plan, self._grid, self._sites, self._run, self._folder = plan, grid, sites, run, folder
-        self._text = plan.toml()
-        self._tell, self._on_leave, self._removed = tell, on_leave, removed
-        self._patience = patience if plan.deadline == "none" else 0.0
-        self.patience = max(self._patience, RETURN)
-        self._began = time.monotonic() - float(saved.clock.get("now", 0.0))
+        self._plan_text = plan.toml()
+        self._journal, self._on_leave, self._removed = journal, on_leave, removed
+        self._wait = patience if plan.deadline == "none" else 0.0  # for a site that is away
+        self.patience = max(self._wait, RETURN)
+        self._start = time.monotonic() - float(saved.clock.get("now", 0.0))
         self._left: set[int] = set(saved.clock.get("left", []))
-        # when each site was last there
-        self._seen = {client: -math.inf if client in lost else self.now() for client in range(len(sites))}
-        self._away: set[int] = set()
-        self._waiting: dict[int, str] = {}
-        self._nodes: dict[int, int] = {}
-        self._looked = -math.inf
-        self._flights = [_load(folder, described) for described in saved.clock.get("flights", [])]
-        self._knocks: dict[int, Flight] = {}
+        self._nodes: dict[int, int] = {}  # available clients, and Flower's number of each
+        self._last_seen = {client: -math.inf if client in absent else self.now() for client in range(len(sites))}
+        self._away: set[int] = set()  # recorded as such in the journal
+        self._refreshed = -math.inf
+        self._without_task: dict[int, str] = {}  # and the site's reason
+        self._in_flight = [_load(folder, entry) for entry in saved.clock.get("flights", [])]
+        self._pings: dict[int, InFlight] = {}
 
     def clients(self) -> list[int]:
-        """Who is there, and who was there a short while ago and will presumably be back."""
-        self._look()
-        return [client for client in range(len(self._sites)) if client not in self._left and not self._lost(client)]
+        """Clients that are available, or were a short while ago and are probably back soon."""
+        self._refresh()
+        return [client for client in range(len(self._sites)) if not self._is_gone(client, self._wait)]
 
     def gone(self) -> set[int]:
-        """Who has left, and who has been away for longer than a round waits for a site."""
+        """Clients that have left, and those that are away for longer than a round waits."""
         return set(range(len(self._sites))) - set(self.clients())
 
     def lost(self) -> set[int]:
-        """Who has left, and who has been away for so long that it was not just started again."""
-        self._look()
-        patience = max(self._patience, RETURN if self._nodes else OUTAGE)
-        return {client for client in range(len(self._sites)) if client in self._left or self._lost(client, patience)}
+        """Clients that have left, and those that are away for longer than a restart takes."""
+        self._refresh()
+        limit = max(self._wait, RETURN if self._nodes else OUTAGE)
+        return {client for client in range(len(self._sites)) if self._is_gone(client, limit)}
 
     def busy(self) -> set[int]:
-        return {flight.client for flight in self._flights}
+        return {flight.client for flight in self._in_flight}
 
     def now(self) -> float:
-        return time.monotonic() - self._began
+        return time.monotonic() - self._start
 
     def exchange(
         self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
     ) -> Iterator[Arrival]:
-        """With a deadline it may end sooner: nobody waits for an old answer of a site that is lost or has no task."""
+        """With a deadline it may end earlier, when all sites that still owe a reply are gone or have no task."""
         end = math.inf if deadline is None else self.now() + deadline
-        asked: set[str] = set()
+        ids: set[str] = set()
         for request in requests:
-            self._flights = [flight for flight in self._flights if not self._replaces(request, flight)]
-            self._flights.append(Flight(request.client, request.request_id, request.wire))
-            asked.add(request.request_id)
-            self._send()
-        there = set(self.clients())
-        idle = not self._awaited(asked, deadline, only)
+            self._add(request)
+            ids.add(request.request_id)
+        before = set(self.clients())
+        idle = not self._awaited(ids, deadline, only)
         while self.now() <= end:
-            self._look()
-            self._give_up()
-            self._knock()
-            self._send()
-            self._pull()
-            for flight in [each for each in self._flights if each.answered and (not only or each.request_id in asked)]:
-                assert flight.answered is not None
-                self._flights.remove(flight)
-                yield Arrival(flight.client, flight.answered.wire, flight.answered.seconds, flight.request_id)
-            if not self._awaited(asked, deadline, only) and not (idle and self._may_come(there)):
+            self._advance()
+            while (reply := self._next_reply(ids if only else None)) is not None:
+                yield reply
+            if not self._awaited(ids, deadline, only) and not (idle and self._may_return(before)):
                 return
             time.sleep(POLL)
 
     def save(self) -> Saved:
-        """Sites keep their own states. What they were asked and did not answer is asked again after a restart."""
+        """Sites keep their own states. Requests without a reply are sent again after a restart."""
         flights = [
             {
                 "client": flight.client,
                 "request_id": flight.request_id,
                 "wire": State(reply=flight.wire).save(self._folder, f"flight-{flight.request_id}"),
             }
-            for flight in self._flights
+            for flight in self._in_flight
         ]
         return Saved({}, {}, {"now": self.now(), "flights": flights, "left": sorted(self._left)})
 
     def close(self) -> None:
-        """The grid is Flower's to close."""
+        """Flower closes the grid."""
 
-    # ---- who is there ------------------------------------------------------------------------------------------------
+    # ---- availability ------------------------------------------------------------------------------------------------
 
-    def _look(self) -> None:
-        if self.now() - self._looked < LOOK:
+    def _refresh(self) -> None:
+        if self.now() - self._refreshed < REFRESH:
             return
-        there = {node.name: node.node_id for node in self._grid.get_nodes()}
-        self._looked = self.now()
-        self._nodes = {client: there[name] for client, name in enumerate(self._sites) if name in there}
-        out = self._removed()
-        for client in [client for client, name in enumerate(self._sites) if name in out and client not in self._left]:
-            self._depart(client, "removed")
-        for client in range(len(self._sites)):
+        nodes = {node.name: node.node_id for node in self._grid.get_nodes()}
+        self._refreshed = self.now()
+        self._nodes = {client: nodes[name] for client, name in enumerate(self._sites) if name in nodes}
+        removed = self._removed()
+        for client, name in enumerate(self._sites):
+            if name in removed:
+                self._leave(client, "removed")
             if client in self._nodes:
-                self._seen[client] = self._looked
+                self._last_seen[client] = self._refreshed
                 if client in self._away:
                     self._away.discard(client)
-                    self._say("back", client)
+                    self._record("back", client)
             elif client not in self._away and client not in self._left:
                 self._away.add(client)
-                self._say("away", client)
+                self._record("away", client)
 
-    def _lost(self, client: int, patience: float | None = None) -> bool:
-        """Has it been away for so long, or else for longer than a round waits for a site?"""
-        patience = self._patience if patience is None else patience
-        return client not in self._nodes and self.now() - self._seen[client] >= patience
+    def _is_away(self, client: int, seconds: float) -> bool:
+        """Is it away for at least so many seconds?"""
+        return client not in self._nodes and self.now() - self._last_seen[client] >= seconds
 
-    def _may_come(self, there: set[int]) -> bool:
-        """Where nothing is under way: is somebody missing whom to wait for, who has not come back since?"""
+    def _is_gone(self, client: int, seconds: float) -> bool:
+        return client in self._left or self._is_away(client, seconds)
+
+    def _leave(self, client: int, event: str = "left") -> None:
+        if client not in self._left:  # a site may say so in reply to several requests
+            self._left.add(client)
+            self._record(event, client)
+            self._on_leave(client)
+
+    def _may_return(self, before: set[int]) -> bool:
+        """With nothing in flight: is a site missing that may return, and has none returned yet?"""
         now = set(self.clients())
         if not now:
             return len(self._left) < len(self._sites)
-        return now <= there and len(self.lost() | now) < len(self._sites)
+        return now <= before and len(self.lost() | now) < len(self._sites)
 
-    def _awaited(self, asked: set[str], deadline: float | None, only: bool) -> list[Flight]:
-        """What an exchange lasts for: all that was asked in it, and earlier requests to sites that are at work on them.
+    # ---- what is in flight -------------------------------------------------------------------------------------------
 
-        The flight of a site that is lost stays: it may be back, with an answer that still counts. Where nothing was
-        asked, everybody is at work or has no task, and a task may come.
-        """
+    def _add(self, request: Request) -> None:
+        self._in_flight = [flight for flight in self._in_flight if not self._replaces(request, flight)]
+        self._in_flight.append(InFlight(request.client, request.request_id, request.wire))
+        self._send()
 
-        def is_at_work(client: int) -> bool:
-            return not self._lost(client) and not (asked and client in self._waiting)
-
-        flights = self._flights
-        if only:
-            return [flight for flight in flights if flight.request_id in asked]
-        if deadline is None:
-            return flights
-        return [flight for flight in flights if flight.request_id in asked or is_at_work(flight.client)]
-
-    def _replaces(self, request: Request, flight: Flight) -> bool:
-        """Is a request asked in place of an earlier one? What a site works on is not taken back: its answer counts."""
+    def _replaces(self, request: Request, flight: InFlight) -> bool:
+        """Does a request replace an earlier one? Not if the site is working on that: its reply still counts."""
         if flight.request_id == request.request_id:
             return True
-        at_work = bool(flight.message_id) and flight.client not in self._waiting
-        return flight.client == request.client and flight.answered is None and not at_work
+        working = bool(flight.message_id) and flight.client not in self._without_task
+        return flight.client == request.client and flight.reply is None and not working
 
-    def _give_up(self) -> None:
-        """What nobody will answer is on its way no more: the loop goes on without it."""
-        for flight in [flight for flight in self._flights if self._hopeless(flight)]:
-            self._flights.remove(flight)
+    def _awaited(self, ids: Collection[str], deadline: float | None, only: bool) -> bool:
+        """Does an exchange have to wait: for its own requests, or for sites that work on earlier ones?
 
-    def _hopeless(self, flight: Flight) -> bool:
-        if flight.answered is not None:
-            return False
-        return flight.client in self._left or (self._plan.deadline == "none" and self._lost(flight.client))
-
-    # ---- to and fro --------------------------------------------------------------------------------------------------
-
-    def _knock(self) -> None:
-        """Ask for nothing whoever is asked for nothing else, a site that has learned all its tasks above all.
-
-        It would not be heard when it leaves, and its A's would be given on.
+        A request to a site that is gone stays in flight: its reply still counts if the site returns. An exchange
+        without requests waits for sites without a task too.
         """
-        busy = {flight.client for flight in self._flights}
-        idle = self._nodes.keys() - busy - self._left
-        self._knocks = {client: knock for client, knock in self._knocks.items() if client in idle}
-        for client in idle:
-            knock = self._knocks.get(client)
-            if knock is None or (knock.message_id and self._is_heard(knock)):
-                self._knocks[client] = Flight(client, "", b"", due=self.now() + KNOCK)
+        if deadline is None and not only:
+            return bool(self._in_flight)
+        return any(
+            flight.request_id in ids or (not only and self._works(flight.client, ids)) for flight in self._in_flight
+        )
 
-    def _is_heard(self, knock: Flight) -> bool:
-        """Whatever it says, unless it has left: what it does wrong will show when it is asked for something."""
+    def _works(self, client: int, ids: Collection[str]) -> bool:
+        return not self._is_away(client, self._wait) and not (ids and client in self._without_task)
+
+    def _next_reply(self, only: Collection[str] | None) -> Arrival | None:
+        for flight in self._in_flight:
+            if flight.reply is not None and (only is None or flight.request_id in only):
+                self._in_flight.remove(flight)
+                return Arrival(flight.client, flight.reply.wire, flight.reply.seconds, flight.request_id)
+        return None
+
+    def _advance(self) -> None:
+        """One turn: refresh, drop what nobody will answer, ping, send and pull."""
+        self._refresh()
+        self._in_flight = [flight for flight in self._in_flight if not self._is_hopeless(flight)]
+        self._ping()
+        self._send()
+        self._pull()
+
+    def _is_hopeless(self, flight: InFlight) -> bool:
+        if flight.reply is not None:
+            return False
+        return flight.client in self._left or (
+            self._plan.deadline == "none" and self._is_away(flight.client, self._wait)
+        )
+
+    def _ping(self) -> None:
+        """Send an empty request to idle sites, above all to those that have finished: they may have left."""
+        idle = self._nodes.keys() - self.busy() - self._left
+        self._pings = {client: ping for client, ping in self._pings.items() if client in idle}
+        for client in idle:
+            ping = self._pings.get(client)
+            if ping is None or (ping.message_id and self._has_answered(ping)):
+                self._pings[client] = InFlight(client, "", b"", due=self.now() + PING)
+
+    def _has_answered(self, ping: InFlight) -> bool:
+        """Any reply will do: a fault will show in the next request."""
         try:
-            pulled = self._pulled(knock)
-            if pulled is not None and not pulled.has_error() and unpack_reply(pulled).left:
-                self._depart(knock.client)
-        except httpx.HTTPError:  # the way to the hub's own SuperLink, no site's fault
+            message = self._pull_one(ping)
+            if message is not None and not message.has_error() and unpack_reply(message).left:
+                self._leave(ping.client)
+        except httpx.HTTPError:  # the hub's own SuperLink, not a fault of the site
             raise
         except Exception:
             return True
-        return pulled is not None
-
-    def _depart(self, client: int, how: str = "left") -> None:
-        if client in self._left:  # it may say so in answer to several requests
-            return
-        self._left.add(client)
-        self._say(how, client)
-        self._on_leave(client)
+        return message is not None
 
     def _send(self) -> None:
-        for flight in [*self._flights, *self._knocks.values()]:
+        for flight in [*self._in_flight, *self._pings.values()]:
             node = self._nodes.get(flight.client)
             if flight.message_id or node is None or self.now() < flight.due:
                 continue
-            asked = Asked(flight.wire, self._run, self._text, flight.client)
-            (message_id,) = list(self._grid.push_messages([pack(asked, node, LIFETIME)])) or [""]
-            flight.message_id, flight.due = message_id or "", self.now() + ASK_AGAIN
+            request = SiteRequest(flight.wire, self._run, self._plan_text, flight.client)
+            (message_id,) = list(self._grid.push_messages([pack(request, node, LIFETIME)])) or [""]
+            flight.message_id, flight.due = message_id or "", self.now() + RETRY
 
     def _pull(self) -> None:
-        """Flower gives each reply once, and whoever listens may stop after any: so all are kept until taken.
+        """Receive replies. Flower delivers each once, so they are kept until `_next_reply` takes them.
 
-        What is wrong with one is nothing to the others, and whose it is is what was asked, whatever it says itself.
+        A fault in one reply does not affect others. A reply belongs to the client of the request, whatever it claims.
         """
-        for flight in [flight for flight in self._flights if flight.message_id and not flight.answered]:
+        for flight in [flight for flight in self._in_flight if flight.message_id and flight.reply is None]:
             try:
-                pulled = self._pulled(flight)
-            except httpx.HTTPError:  # the way to the hub's own SuperLink, no site's fault
+                message = self._pull_one(flight)
+            except httpx.HTTPError:  # the hub's own SuperLink, not a fault of the site
                 raise
-            except Exception as fault:
-                why = f"its answer cannot be read: {type(fault).__name__}: {fault}"
-                flight.answered = self._failed(flight, why)
+            except Exception as error:
+                flight.reply = self._failed(flight, f"its reply cannot be read: {type(error).__name__}: {error}")
                 continue
-            if pulled is not None:
-                flight.answered = self._open(pulled, flight)
+            if message is not None:
+                flight.reply = self._open(message, flight)
 
-    def _pulled(self, flight: Flight) -> Message | None:
-        """What has come, put together by Flower, which waits for parts that are still being sent.
+    def _pull_one(self, flight: InFlight) -> Message | None:
+        """The reply, built by Flower, which waits for objects that are still being uploaded.
 
-        So in a thread of its own: a site that sends slowly, or died while it did, holds up nobody else.
+        It waits in a thread: a site that uploads slowly, or died meanwhile, delays nobody else.
         """
         if flight.pulling is None:
             flight.pulling = Future()
-            words = (self._grid, flight.message_id, flight.pulling)
-            threading.Thread(target=_pull_into, args=words, daemon=True).start()
+            arguments = (self._grid, flight.message_id, flight.pulling)
+            threading.Thread(target=_pull_into, args=arguments, daemon=True).start()
         wait([flight.pulling], timeout=POLL)
         if not flight.pulling.done():
             return None
         pulling, flight.pulling = flight.pulling, None
         return next(iter(pulling.result()), None)
 
-    def _open(self, message: Message, flight: Flight) -> Answered | None:
-        """The answer, if it is one; else it is noted why not, and the site is asked again."""
+    # ---- retries -----------------------------------------------------------------------------------------------------
+
+    def _open(self, message: Message, flight: InFlight) -> SiteReply | None:
+        """The reply if it is one; otherwise the request is sent again."""
         if message.has_error():
-            why = f"Flower's error {message.error.code}: {(message.error.reason or '').strip()}"
-            if message.error.code != AWAY:
-                return self._failed(flight, why)
-            self._ask_again(flight, why)
+            reason = f"Flower's error {message.error.code}: {(message.error.reason or '').strip()}"
+            if message.error.code != NODE_UNAVAILABLE:
+                return self._failed(flight, reason)
+            self._retry(flight, reason)
             return None
         try:
-            answered = unpack_reply(message)
-        except BadEnvelope as fault:
-            return self._failed(flight, f"its answer is none: {fault}")
-        if answered.left:
-            self._depart(flight.client)
+            reply = unpack_reply(message)
+        except EnvelopeError as error:
+            return self._failed(flight, f"its reply is not one of weft: {error}")
+        if reply.left:
+            self._leave(flight.client)
             return None
-        if answered.waiting:
-            if self._waiting.get(flight.client) != answered.waiting:
-                self._say("waiting", flight.client, reason=answered.waiting)
-            self._waiting[flight.client] = answered.waiting
-            flight.message_id, flight.due = "", self.now() + ASK_AGAIN
+        if reply.waiting:
+            if self._without_task.get(flight.client) != reply.waiting:
+                self._record("waiting", flight.client, reason=reply.waiting)
+            self._without_task[flight.client] = reply.waiting
+            flight.message_id, flight.due = "", self.now() + RETRY
             return None
-        self._waiting.pop(flight.client, None)
-        return answered
+        self._without_task.pop(flight.client, None)
+        return reply
 
-    def _failed(self, flight: Flight, reason: str) -> Answered | None:
-        """It is asked again; when that has failed too often, the failure is its answer."""
+    def _failed(self, flight: InFlight, reason: str) -> SiteReply | None:
+        """Send the request again; after too many failures the failure is its reply."""
         flight.failures += 1
-        if flight.failures >= FAILURES:
-            return Answered(encode(failure(decode(flight.wire), reason[:SHOWN])))
-        self._ask_again(flight, reason)
+        if flight.failures >= MAX_FAILURES:
+            return SiteReply(encode(failure(decode(flight.wire), reason[:MAX_REASON])))
+        self._retry(flight, reason)
         return None
 
-    def _ask_again(self, flight: Flight, reason: str) -> None:
-        flight.message_id, flight.due = "", self.now() + ASK_AGAIN
-        self._say("retry", flight.client, request=flight.request_id, reason=reason[:SHOWN])
+    def _retry(self, flight: InFlight, reason: str) -> None:
+        flight.message_id, flight.due = "", self.now() + RETRY
+        self._record("retry", flight.client, request=flight.request_id, reason=reason[:MAX_REASON])
 
-    def _say(self, event: str, client: int, **facts: Any) -> None:
-        self._tell(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)
+    def _record(self, event: str, client: int, **facts: Any) -> None:
+        self._journal(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)
 
 
-def _pull_into(grid: Grid, message_id: str, found: Future[list[Message]]) -> None:
+def _pull_into(grid: Grid, message_id: str, result: Future[list[Message]]) -> None:
     try:
-        found.set_result(list(grid.pull_messages([message_id])))
-    except BaseException as fault:
-        found.set_exception(fault)
+        result.set_result(list(grid.pull_messages([message_id])))
+    except BaseException as error:
+        result.set_exception(error)
 
 
-def _load(folder: Path, described: dict[str, Any]) -> Flight:
-    wire = State.load(folder, described["wire"]).reply
-    return Flight(described["client"], described["request_id"], wire)
+def _load(folder: Path, entry: dict[str, Any]) -> InFlight:
+    return InFlight(entry["client"], entry["request_id"], State.load(folder, entry["wire"]).reply)

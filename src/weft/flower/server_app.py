@@ -1,8 +1,8 @@
-"""The server app: the loop at the hub, in a process that Flower starts for each run; it goes on with a run folder.
+"""The server app: the server loop at the hub, in a process that Flower starts for each run.
 
-`weft hub run` has made the folder. If this process dies it is started again and goes on from the last checkpoint, which
-is made after each round; sites that had answered since then give the same answers again. Why it died stands in the run
-folder, unless it was killed.
+`weft hub run` has made the run folder. If this process dies it is started again and resumes from the last checkpoint,
+which is made after each round; sites that have replied since then send the same replies again. The reason of its death
+is written to the run folder, unless it was killed.
 """
 
 from __future__ import annotations
@@ -14,58 +14,71 @@ from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
+import flwr.serverapp
+from flwr.app import Context
+
 from weft.core.checks import Inspector
 from weft.core.engine import Engine, Saved
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.flower import size_guard
-from weft.flower.engine import Far, Grid
-from weft.flower.hub.runs import LOG, SITES, TROUBLE, absent, removed
-from weft.flower.server import server_app
+from weft.flower.engine import FlowerEngine, Grid
+from weft.flower.hub.runs import absent, removed
+from weft.flower.hub.status import ERROR_FILE, SERVER_LOG
+from weft.runs.folder import SITES
 from weft.runs.run import resume
 from weft.runs.session import Session
 from weft.wire.message import LONGEST_HEADER
 
-PATIENCE = 600.0  # seconds for which a site that is away is waited for, where the plan has no deadline
-VALUE = 16  # bytes of a value and its index, at their widest
+PATIENCE = 600.0  # seconds to wait for a site that is away, if the plan has no deadline
+VALUE_BYTES = 16  # of a value and its index, at most
 
 
 def work(grid: Grid, folder: Path) -> None:
+    """Resume the run in a folder over the sites of a grid."""
     try:
         sites = json.loads((folder / SITES).read_text(encoding="utf-8"))
-        far = partial(connect, grid, sites["names"], sites["run"], absent=absent(folder))
-        resume(folder, save_every=0, connect=far)
-    except WeftError as problem:
-        write_text(folder / TROUBLE, f"{problem}\n")
+        resume(folder, save_every=0, connect=partial(connect, grid, sites["names"], sites["run"], absent(folder)))
+    except WeftError as error:
+        write_text(folder / ERROR_FILE, f"{error}\n")
         raise
     except Exception:
         when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        with (folder / LOG).open("a", encoding="utf-8") as log:
+        with (folder / SERVER_LOG).open("a", encoding="utf-8") as log:
             log.write(f"{when}\n{traceback.format_exc()}\n")
         raise
 
 
-def connect(
-    grid: Grid, sites: list[str], run: str, session: Session, saved: Saved, absent: Collection[str] = ()
-) -> Engine:
-    """`absent`: the sites that have been waited for already."""
-
-    def remove(client: int) -> None:
-        session.federation.dismiss(client)
-
-    size_guard.guard(lambda: largest_answer(session.federation.inspector))
+def connect(grid: Grid, sites: list[str], run: str, absent: Collection[str], session: Session, saved: Saved) -> Engine:
+    """The engine of a run; `absent` sites have been waited for already."""
+    size_guard.install(lambda: largest_reply(session.federation.inspector))
     record = session.record
-    lost = {client for client, name in enumerate(sites) if name in absent}
-    words = (record.plan, grid, sites, run, record.checkpoints, saved, record.journal, PATIENCE, remove)
-    return Far(*words, lost=lost, removed=lambda: removed(record.folder))
+    return FlowerEngine(
+        record.plan,
+        grid,
+        sites,
+        run,
+        record.checkpoints,
+        saved,
+        record.journal,
+        PATIENCE,
+        on_leave=lambda client: session.federation.dismiss(client),
+        absent={client for client, name in enumerate(sites) if name in absent},
+        removed=lambda: removed(record.folder),
+    )
 
 
-def largest_answer(inspector: Inspector) -> int:
-    """In bytes, of those that a run can use."""
+def largest_reply(inspector: Inspector) -> int:
+    """Bytes of the largest reply that the run can use."""
     if inspector.forms is None:
-        return size_guard.MOST
+        return size_guard.MAX_BYTES
     values = sum(form.size for form in inspector.forms.values())
-    return min(size_guard.MOST, LONGEST_HEADER + VALUE * values)
+    return min(size_guard.MAX_BYTES, LONGEST_HEADER + VALUE_BYTES * values)
 
 
-app = server_app(work)
+def main(grid: flwr.serverapp.Grid, context: Context) -> None:
+    work(grid, Path(str(context.run_config["folder"])))  # the run's configuration names the folder
+
+
+app = flwr.serverapp.ServerApp()
+app.main()(main)

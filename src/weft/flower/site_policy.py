@@ -1,48 +1,116 @@
-"""What a hub's plan may ask of a site: weft's own parts, the site's own tasks, and no code that the plan names.
+"""What a site decides for itself: which plans it accepts, how much of A it shares, and whether it has left.
 
-To check a plan loads the code that it names, so this looks at its words first. The hub looks too, before it begins.
+Validating a plan loads the code that it names, so `rejection` looks at the text of a plan first. The hub calls it too,
+before a run starts.
 """
 
 from __future__ import annotations
 
+import datetime
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-OWN_NAME = re.compile(r"[0-9a-z][0-9a-z@+-]*")  # of a method or network: neither a file nor a module
-# no folder that the plan names
+import filelock
+
+from weft.errors import WeftError
+from weft.files import write_text
+from weft.plan import Plan
+
+BUILT_IN = re.compile(r"[0-9a-z][0-9a-z@+-]*")  # a method or network of weft: neither a file nor a module
+# none of these reads a folder that the plan names
 SCENARIOS = ("sites", "glyphs", "overlapped-cifar100", "noniid-50", "noniid-35", "interference")
 METRICS = ("balanced", "auroc", "recall")
-# a site makes room by these numbers before it has seen anything else of the run
-MOST = {"clients": 10**5, "tasks": 10**4, "rounds_per_task": 10**6, "epochs_per_round": 10**6, "batch_size": 10**6}
-MOST_OF_NETWORK = 8192  # units of a layer, and whatever else is a number there
+# a site allocates memory by these numbers
+LIMITS = {"clients": 10**5, "tasks": 10**4, "rounds_per_task": 10**6, "epochs_per_round": 10**6, "batch_size": 10**6}
+NETWORK_LIMIT = 8192  # units of a layer, and every other number of a network
+SHARE_FILE, LEAVE_FILE, LEAVE_LOCK = "share.txt", "leaving", ".leaving.lock"  # in the site's folder
+
+Share = int | Literal["all", "nothing"]
 
 
-def fault(words: Mapping[str, Any]) -> str:
-    """Why a site refuses a plan, given as the keys of its file; nothing if it does not."""
-    if "for" in words:
-        return "it has sections for other methods; it should be whole"
-    for part in ("method", "network"):
-        if not isinstance(words.get(part), str) or not OWN_NAME.fullmatch(words[part]):
-            return f"{part}={words.get(part)!r}; a site runs only what comes with weft"
-    if words.get("scenario", "glyphs") not in SCENARIOS:
-        return f"scenario={words['scenario']!r}; a site learns its own tasks (sites) or weft's benchmarks"
-    if words.get("loss") is not None:
-        return f"loss={words['loss']!r}; a site runs only what comes with weft"
-    for key, value in _flat(words):
-        most = MOST_OF_NETWORK if key.startswith("network.") else MOST.get(key)
-        if most is not None and isinstance(value, int | float) and value > most:
-            return f"{key}={value}; a site takes {most:,} at most"
-    asked = words.get("metrics") or ""
-    if not isinstance(asked, str) or not set(filter(None, asked.split(","))) <= set(METRICS):
-        return f"metrics={asked!r}; a site measures {', '.join(METRICS)}"
+def rejection(plan: Mapping[str, Any]) -> str:
+    """Why a site rejects a plan, given as `weft.plan.flat_keys` of its text; empty if it accepts it."""
+    if "for" in plan:
+        return "it has sections for several methods; send the plan of one method"
+    for key in ("method", "network"):
+        if not isinstance(plan.get(key), str) or not BUILT_IN.fullmatch(plan[key]):
+            return f"{key}={plan.get(key)!r}; a site runs only the methods and networks of weft"
+    if plan.get("scenario", "glyphs") not in SCENARIOS:
+        return f"scenario={plan['scenario']!r}; a site accepts {', '.join(SCENARIOS)}"
+    if plan.get("loss") is not None:
+        return f"loss={plan['loss']!r}; a site runs only the losses of weft"
+    for key, value in plan.items():
+        limit = NETWORK_LIMIT if key.startswith("network.") else LIMITS.get(key)
+        if limit is not None and isinstance(value, int | float) and value > limit:
+            return f"{key}={value}; a site accepts {limit:,} at most"
+    metrics = plan.get("metrics") or ""
+    if not isinstance(metrics, str) or not set(filter(None, metrics.split(","))) <= set(METRICS):
+        return f"metrics={metrics!r}; a site accepts {', '.join(METRICS)}"
     return ""
 
 
-def _flat(words: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Keys of a plan as they are written, with a dot or as a table of their own."""
-    for key, value in words.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{below}", more) for below, more in value.items())
-        else:
-            yield key, value
+# ---- how much of A it shares -----------------------------------------------------------------------------------------
+
+
+def parse_share(text: str) -> Share:
+    """
+    >>> parse_share("nothing"), parse_share("20")
+    ('nothing', 20)
+    """
+    if text in ("all", "nothing"):
+        return "all" if text == "all" else "nothing"
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise WeftError(f"{text!r} is not a share of A; use all, nothing, or a number of rows such as 20")
+
+
+def read_share(site: Path) -> Share:
+    path = site / SHARE_FILE
+    return parse_share(path.read_text(encoding="utf-8").strip()) if path.exists() else "all"
+
+
+def write_share(site: Path, share: Share) -> None:
+    write_text(site / SHARE_FILE, f"{share}\n")
+
+
+def limit_share(plan: Plan, site: Path) -> Plan:
+    """Reduce what a plan requests of A to what the site shares."""
+    allowed, requested = read_share(site), plan.method_options.get("share")
+    if requested is None or allowed == "all" or requested == "nothing":
+        return plan
+    less = allowed if allowed == "nothing" or requested == "all" else min(int(allowed), int(requested))
+    return plan.model_copy(update={"method_options": {**plan.method_options, "share": less}})
+
+
+# ---- leaving: the file is empty until the hub is notified, then has a line for each run ------------------------------
+
+
+class LeaveNotice(NamedTuple):
+    when: str  # UTC
+    run: str
+
+
+def leave(site: Path) -> None:
+    if not has_left(site):
+        write_text(site / LEAVE_FILE, "")
+
+
+def has_left(site: Path) -> bool:
+    return (site / LEAVE_FILE).exists()
+
+
+def record_leave_notice(site: Path, run: str) -> None:
+    """Record once per run that the hub is notified."""
+    with filelock.FileLock(site / LEAVE_LOCK):  # requests of two runs may come at the same time
+        if run not in [notice.run for notice in leave_notices(site)]:
+            when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+            write_text(site / LEAVE_FILE, (site / LEAVE_FILE).read_text(encoding="utf-8") + f"{when}\t{run}\n")
+
+
+def leave_notices(site: Path) -> list[LeaveNotice]:
+    if not has_left(site):
+        return []
+    lines = (site / LEAVE_FILE).read_text(encoding="utf-8").splitlines()
+    return [LeaveNotice(when, run) for when, _, run in (line.partition("\t") for line in lines)]

@@ -1,91 +1,212 @@
-"""What a site remembers of a run, on disk since each message is a new process: its client's state and last replies.
+"""A site's state of each run, on disk because each message is handled by a new process: client state and last replies.
 
-A reply is on disk before it leaves. So whoever is asked the same thing again, because an answer was lost, a process was
-killed or a server went back to its checkpoint, answers with the same bytes and learns nothing twice.
+A reply is on disk before it is sent. A request that comes again, because a reply was lost, a process was killed or the
+server returned to its checkpoint, gets the same bytes, and the client does not train twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime
+import hashlib
 import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import filelock
 
-from weft.core.storage import State, files_of
-from weft.engines.host import Host
 from weft.errors import WeftError
-from weft.files import write_text
-from weft.plan import Plan
+from weft.files import sync, write_bytes, write_text
+from weft.plan import Plan, flat_keys
 from weft.runs.folder import read_manifest, write_manifest
-from weft.wire.message import Message, decode, encode, failure
+from weft.wire.message import decode, encode, failure
 
-REPLIES_KEPT = 12  # a server goes back by a round and the closing of its task at most: five answers
-MEMORY = 1 << 14  # megabytes: one client is alone in its process
-LOCK = ".lock"
-DOOR = ".door"  # beside the runs' folders
-FAILED = "it failed at the site, whose log says why"
-
-
-class NotYet(Exception):  # noqa: N818 - it will be
-    """The site has no such task yet."""
+KEPT_REPLIES = 12  # a server goes back by one round and the end of its task at most: five replies
+MEMORY = 1 << 14  # megabytes: a process holds one client
+RUN_LOCK, START_LOCK, TASKS_LOCK = ".lock", ".start.lock", ".tasks.lock"  # of a run; of all runs; of tasks.json
+FAILED = "the request failed at the site; its log has the reason"
+NEW: dict[str, Any] = {"states": {}, "answers": {}, "replies": {}, "files": {}, "started": -1, "finished": -1}
 
 
-class Memory:
-    """One run's folder at a site. Two processes never work in it at the same time."""
+class TaskNotAvailableError(Exception):
+    """The site does not have this task yet."""
+
+
+class SiteState:
+    """One run's folder at a site. A lock keeps a second process out of it."""
 
     def __init__(self, folder: Path, plan: Plan, client: int):
         self._folder, self._plan, self._client = folder, plan, client
 
     def answer(self, wire: bytes) -> bytes:
         """The reply to an encoded request; a failure is a reply too."""
+        from weft.engines.host import Host  # loads torch
+
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._alone():
-            if not (self._folder / "plan.toml").exists():  # without which nobody could take the model home later
+        with self._lock():
+            if not (self._folder / "plan.toml").exists():  # `weft site export` needs it
                 write_text(self._folder / "plan.toml", self._plan.toml())
-            asked = decode(wire)
-            manifest = read_manifest(self._folder) or {"states": {}, "answers": {}, "replies": {}}
-            if (known := manifest["replies"].get(asked.request_id)) is not None:
-                return State.load(self._folder, known).reply
-            self._check(asked)
+            request, manifest = decode(wire), read_manifest(self._folder) or NEW
+            if (known := manifest["replies"].get(request.request_id)) is not None:
+                saved: bytes = (self._folder / known).read_bytes()
+                decode(saved)  # a damaged file is not sent
+                return saved
+            if request.receiver != f"client-{self._client}":
+                raise WeftError(f"a message for {request.receiver} was sent to client-{self._client}")
             host = Host(self._plan, self._folder, MEMORY)
-            host.restore(_by_number(manifest["states"]), _by_number(manifest["answers"]))
-            if not host.has_task(self._client, asked.task):
-                raise NotYet(f"it has no task {asked.task} yet (weft site task add)")
+            host.restore(_by_client(manifest["states"]), _by_client(manifest["answers"]))
+            if not host.has_task(self._client, request.task):
+                raise TaskNotAvailableError(f"it has no task {request.task} yet (weft site task add)")
             try:
-                reply = host.answer(self._client, wire)
+                reply: bytes = host.answer(self._client, wire)
             except Exception as error:
-                traceback.print_exc()  # to the site's log alone: it may name files, tasks and classes
-                # the state on disk is the one before
-                return encode(failure(asked, f"{FAILED} ({type(error).__name__})"))
-            self._keep(host, asked.request_id, reply, manifest["replies"])
+                traceback.print_exc()  # only to the site's log: it may name files, tasks and classes
+                # the state on disk is unchanged
+                return encode(failure(request, f"{FAILED} ({type(error).__name__})"))
+            started = max(manifest["started"], request.task)
+            finished = max(manifest["finished"], request.task if "finish" in request.ops else -1)
+            tasks = {"started": started, "finished": finished}
+            self._save(host, request.request_id, reply, {**manifest, **tasks})
             return reply
 
-    def _check(self, asked: Message) -> None:
-        if asked.receiver != f"client-{self._client}":
-            raise WeftError(f"a message for {asked.receiver} came to client-{self._client}")
-
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        with filelock.FileLock(self._folder / LOCK):
-            with filelock.FileLock(self._folder.parent / DOOR):
-                pass  # while a task is being removed, nobody who was not at work before reads which there are
+    def _lock(self) -> Iterator[None]:
+        with filelock.FileLock(self._folder / RUN_LOCK):
+            with filelock.FileLock(self._folder.parent / START_LOCK):
+                pass  # nobody reads the list of tasks while a task is being removed
             yield
 
-    def _keep(self, host: Host, request_id: str, reply: bytes, replies: dict[str, Any]) -> None:
-        """First the files, then the manifest that names them, in one step; what nothing names any more goes."""
+    def _save(self, host: Any, request_id: str, reply: bytes, manifest: dict[str, Any]) -> None:
+        """Write the files, then the manifest that names them, and remove files that it does not name."""
+        from weft.core.storage import files_of
+
         states = host.save()
-        kept = dict(list(replies.items())[1 - REPLIES_KEPT :])
-        kept[request_id] = State(reply=reply).save(self._folder, f"reply-{request_id}")
-        manifest = {"states": states, "answers": host.answers, "replies": kept}
-        write_manifest(self._folder, manifest)
-        named = set().union(*map(files_of, [*states.values(), *kept.values()]))
-        for path in [*self._folder.glob("*.safetensors"), *self._folder.glob(".*.part")]:  # half, after a kill
-            if path.name not in named:
-                path.unlink(missing_ok=True)
+        # the hub chose the request's id: it is not a file name
+        name = f"reply-{hashlib.sha256(request_id.encode()).hexdigest()[:16]}.message"
+        write_bytes(self._folder / name, reply)
+        sync(self._folder / name)
+        replies = dict(list(manifest["replies"].items())[1 - KEPT_REPLIES :]) | {request_id: name}
+        files = {*replies.values()}.union(*map(files_of, states.values()))
+        sizes = {name: (self._folder / name).stat().st_size for name in sorted(files)}
+        saved = {"states": states, "answers": host.answers, "replies": replies, "files": sizes}
+        write_manifest(self._folder, {**manifest, **saved})
+        for pattern in ("*.safetensors", "*.message", ".*.part"):
+            for path in self._folder.glob(pattern):
+                if path.name not in files:
+                    path.unlink(missing_ok=True)
 
 
-def _by_number(table: dict[str, Any]) -> dict[int, Any]:
+def _by_client(table: dict[str, Any]) -> dict[int, Any]:
     return {int(client): value for client, value in table.items()}
+
+
+# ---- all runs of a site, without torch -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SiteRun:
+    """A run as the site knows it; its id is the name of the hub's run folder and twelve hexadecimal digits."""
+
+    id: str
+    plan: str  # the name of the hub's plan
+    replies: int
+    tasks: int  # finished
+    last: str  # the last request: task.round.client
+    when: str  # UTC; of the last reply
+    damage: str = ""  # which file is damaged, and what to do
+
+    @property
+    def name(self) -> str:
+        return self.id.rpartition("-")[0]
+
+    def as_text(self) -> str:
+        if self.damage:
+            return f"{self.id}: {self.damage}"
+        return f"{self.id}: {self.tasks} finished tasks, {self.replies} replies, the last at {self.when} UTC"
+
+
+def site_runs(site: Path) -> list[SiteRun]:
+    """All runs that the site has replied to, by the time of their last reply."""
+    found = [(path.stat().st_mtime_ns, path.parent) for path in (site / "state").glob("*/manifest.json")]
+    return [_site_run(folder, moment) for moment, folder in sorted(found)]
+
+
+def _site_run(folder: Path, moment: int) -> SiteRun:
+    when = datetime.datetime.fromtimestamp(moment / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+    plan = ""
+    with contextlib.suppress(OSError, ValueError):
+        plan = str(flat_keys((folder / "plan.toml").read_text(encoding="utf-8")).get("name", ""))
+    try:
+        manifest = _checked_manifest(folder)
+    except WeftError as error:
+        return SiteRun(folder.name, plan, 0, 0, "", when, str(error))
+    last = ["", *manifest["replies"]][-1]
+    return SiteRun(folder.name, plan, sum(manifest["answers"].values()), manifest["finished"] + 1, last, when)
+
+
+def _checked_manifest(folder: Path) -> dict[str, Any]:
+    path = folder / "manifest.json"
+    with contextlib.suppress(WeftError, OSError):
+        manifest = read_manifest(folder) or NEW
+        missing = (folder / name for name, size in manifest["files"].items() if _size(folder / name) != size)
+        if (path := next(missing, path)) == folder / "manifest.json":
+            return manifest
+    raise WeftError(f"its state is damaged ({path}); restore it from a copy, or move {folder} away after the run")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else -1
+
+
+def find_run(name: str, runs: list[SiteRun]) -> SiteRun:
+    """A run by its id or an unambiguous prefix of it; by the name of the run or of its plan, the latest."""
+    for matches in (
+        [run for run in runs if run.id == name],
+        [run for run in runs if run.name == name][-1:],
+        [run for run in runs if run.plan == name][-1:],
+        [run for run in runs if run.id.startswith(name)],
+    ):
+        if len(matches) == 1:
+            return matches[0]
+        if matches:
+            raise WeftError(f"several runs start with {name}; choose one of {', '.join(run.id for run in matches)}")
+    known = f"choose one of {', '.join(run.id for run in runs)}" if runs else "the site has not replied to any run yet"
+    raise WeftError(f"no run {name} at this site; {known}")
+
+
+def run_that_started(site: Path, task: int) -> str | None:
+    """A run that has started this task of the site; an error if a damaged one may have."""
+    for folder in sorted(path.parent for path in (site / "state").glob("*/manifest.json")):
+        try:
+            started = _checked_manifest(folder)["started"]
+            plan = flat_keys((folder / "plan.toml").read_text(encoding="utf-8"))
+        except (WeftError, OSError, ValueError) as error:
+            raise WeftError(f"cannot tell whether {folder.name} has started task {task}: {error}") from None
+        if plan.get("scenario") == "sites" and started >= task:
+            return folder.name
+    return None
+
+
+@contextlib.contextmanager
+def no_active_run(site: Path) -> Iterator[None]:
+    """Keep all runs, also new ones, from working meanwhile; an error if one is working now."""
+    with contextlib.ExitStack() as locks:
+        locks.enter_context(filelock.FileLock(site / "state" / START_LOCK))  # first: a run that passed it has its lock
+        for folder in filter(Path.is_dir, (site / "state").iterdir()):
+            try:
+                locks.enter_context(filelock.FileLock(folder / RUN_LOCK, timeout=0))
+            except filelock.Timeout:
+                raise WeftError(f"the site is working on {folder.name}; try again in a moment") from None
+        yield
+
+
+@contextlib.contextmanager
+def changing_tasks(site: Path) -> Iterator[None]:
+    """Keep other commands from changing the list of tasks meanwhile."""
+    try:
+        with filelock.FileLock(site / TASKS_LOCK, timeout=0):
+            yield
+    except filelock.Timeout:
+        raise WeftError("another command is changing the site's tasks; try again when it is done") from None

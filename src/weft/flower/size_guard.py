@@ -1,8 +1,8 @@
-"""What a message may become in memory, before Flower makes it.
+"""A limit on what a message becomes in memory, checked before Flower builds it.
 
-A message travels as objects: words, and chunks of arrays. An array names its chunks by their places, one as often as it
-likes, so that one megabyte can claim to be any number of them; and Flower puts them together before anybody is asked.
-So whoever takes messages in looks first at what the objects are and what they would come to.
+A message travels as objects: metadata, and chunks of arrays. An array lists its chunks by index and may list one chunk
+any number of times, so a message of one megabyte can inflate to terabytes, and Flower inflates it before any handler
+runs. The guard replaces Flower's function that pulls the objects.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -19,71 +20,75 @@ from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import get_object_body, get_object_head_values_from_object_content
 from flwr.superlink.grid import http_grid
 
-MOST = 1 << 31  # bytes of any message; a site knows nothing of the plan before it has read one
-WORDS = 1 << 18  # bytes of all that is no chunk of an array: names, sizes, the plan
-OBJECTS = 1 << 12  # of one message; Flower cuts an array every 5 MiB
-UPLOAD = 900.0  # seconds for which parts that are still being sent are waited for; by itself Flower waits for two hours
+MAX_BYTES = 1 << 31  # of any message: a site knows nothing of the plan before it has read one
+MAX_METADATA = 1 << 18  # bytes of everything that is not a chunk of an array: names, sizes, the plan
+MAX_OBJECTS = 1 << 12  # of one message; Flower splits arrays into chunks of 5 MiB
+UPLOAD_TIMEOUT = 900.0  # seconds to wait for objects that are still being uploaded; Flower's default is two hours
 
 Pull = Callable[..., dict[str, bytes]]
 
 
-class TooMuch(Exception):  # noqa: N818 - whoever sent it is told of, and the run goes on
-    """A message that is larger than any that was asked for, or that cannot be read."""
+class MessageTooLargeError(Exception):
+    """A message that is larger than any expected one, or that cannot be read."""
 
 
-def guard(most: Callable[[], int] = lambda: MOST) -> None:
-    """From now on this process takes in no message that would be larger; `most` is asked when one comes."""
-    # by name, in both modules that use it, so that a Flower that does it in another way fails here and is not let be
-    for module in (inflatable_utils, http_grid):
-        if not hasattr(module, "pull_objects"):
-            raise ImportError(f"{module.__name__} has no pull_objects, where weft looks for it; install flwr==1.41.0")
-        replaced: Any = module
-        replaced.pull_objects = _guarded(_PULL, most)
+def install(limit: Callable[[], int] = lambda: MAX_BYTES) -> None:
+    """From now on this process accepts no message above `limit()` bytes."""
+    for module in (inflatable_utils, http_grid):  # http_grid imports the function by name
+        patch(module, pull_objects=_guarded(_PULL, limit))
 
 
-def _guarded(pull: Pull, most: Callable[[], int]) -> Pull:
+def patch(module: ModuleType, **replacements: Any) -> None:
+    """Replace functions of Flower; fails for a version of Flower that does not have them."""
+    for name, function in replacements.items():
+        if not hasattr(module, name):
+            raise ImportError(f"{module.__name__} has no {name}, which weft replaces; install flwr==1.41.0")
+        setattr(module, name, function)
+
+
+def _guarded(pull: Pull, limit: Callable[[], int]) -> Pull:
     def pull_objects(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **options: Any) -> dict[str, bytes]:
-        bound, taken, lock = most(), 0, threading.Lock()
-        if len(object_ids) > OBJECTS:
-            raise TooMuch(f"it has {len(object_ids):,} parts, at most {OBJECTS:,} are let in")
+        bound, pulled, lock = limit(), 0, threading.Lock()
+        if len(object_ids) > MAX_OBJECTS:
+            raise MessageTooLargeError(f"it has {len(object_ids):,} objects; the limit is {MAX_OBJECTS:,}")
 
         def pull_one(object_id: str) -> bytes:
-            nonlocal taken
+            nonlocal pulled
             try:
                 content = pull_object_fn(object_id)
-            except httpx.HTTPStatusError as no:  # the hub is there and does not give it: it is this message's fault
-                raise TooMuch(f"a part of it cannot be had (status {no.response.status_code})") from None
+            except httpx.HTTPStatusError as error:  # the SuperLink works but does not have it: the message is at fault
+                raise MessageTooLargeError(f"an object is missing (status {error.response.status_code})") from None
             with lock:
-                taken += len(content)
-            if taken > bound + WORDS:
-                raise TooMuch(f"it is larger than {bound:,} bytes, which is the most that is let in")
+                pulled += len(content)
+            if pulled > bound + MAX_METADATA:
+                raise MessageTooLargeError(f"it is larger than the limit of {bound:,} bytes")
             return content
 
-        contents = pull(object_ids, pull_one, **{"max_time": UPLOAD, **options})
+        contents = pull(object_ids, pull_one, **{"max_time": UPLOAD_TIMEOUT, **options})
         check(contents, bound)
         return contents
 
     return pull_objects
 
 
-def check(contents: Mapping[str, bytes], most: int) -> None:
-    """What the objects of a message would come to, found without making it."""
-    words = {name: content for name, content in contents.items() if not _is_chunk(content)}
-    if (size := sum(map(len, words.values()))) > WORDS:
-        raise TooMuch(f"it has {size:,} bytes beside its array, at most {WORDS:,} are let in")
+def check(contents: Mapping[str, bytes], limit: int) -> None:
+    """Compute the size of a message from its objects without building it."""
+    metadata = {name: content for name, content in contents.items() if not _is_chunk(content)}
+    if (size := sum(map(len, metadata.values()))) > MAX_METADATA:
+        raise MessageTooLargeError(f"it has {size:,} bytes of metadata; the limit is {MAX_METADATA:,}")
     total = 0
-    for content in words.values():
+    for content in metadata.values():
         kind, chunks, _ = get_object_head_values_from_object_content(content)
         if kind == Array.__qualname__:
-            places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-            total += sum(len(contents[chunks[place]]) for place in places)
-    if total > most + WORDS:
-        raise TooMuch(f"its arrays would take {total:,} bytes, at most {most:,} are let in")
+            indices = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+            total += sum(len(contents[chunks[index]]) for index in indices)
+    if total > limit + MAX_METADATA:
+        raise MessageTooLargeError(f"its arrays would take {total:,} bytes; the limit is {limit:,}")
 
 
 def _is_chunk(content: bytes) -> bool:
-    """By a head as Flower writes it, which is short: a long one would be read as words."""
+    """A short head as Flower writes it; an object with a long head counts as metadata."""
     return content.startswith(b"ArrayChunk ") and HEAD_BODY_DIVIDER in content[:64]
 
 
-_PULL: Pull = inflatable_utils.pull_objects  # as Flower has it
+_PULL: Pull = inflatable_utils.pull_objects  # the function of Flower

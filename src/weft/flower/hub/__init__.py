@@ -1,1 +1,1 @@
-"""A federation of many machines: the hub's folder, a site's folder, their keys, and the processes that serve them."""
+"""Hub and sites as folders and processes: keys, Flower's programs and their supervisor, runs and their status."""

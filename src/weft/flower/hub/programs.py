@@ -1,9 +1,10 @@
-"""Flower's programs: where they are, and the surroundings in which they call nobody but the configured hub."""
+"""Flower's programs: their paths, and an environment in which they contact nobody but the configured hub."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,31 +15,43 @@ from typing import Any
 from weft.errors import WeftError
 
 FLWR = "1.41.0"
-UP = "the hub is up"
-PATIENCE = 120.0  # seconds for one answer of `flwr`
-OWN = ("127.0.0.1", "localhost")  # this machine: no proxy has anything to do between its processes
-NAME = "weft"  # of the connection in Flower's own configuration
+TIMEOUT = 120.0  # seconds for one call of `flwr`
+LOOPBACK = ("127.0.0.1", "localhost")
+CONNECTION = "weft"  # the name of the hub in Flower's configuration
+
+# names get into paths and onto terminals
+SITE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+ADDRESS = re.compile(r"[A-Za-z0-9._-]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5}")  # HOST:PORT
+
+
+def is_address(text: str) -> bool:
+    """HOST:PORT
+
+    >>> [is_address(each) for each in ("hub.example.org:9443", "[::1]:80", "http://hub:80", "hub:0", "hub:99999")]
+    [True, True, False, False, False]
+    """
+    return bool(ADDRESS.fullmatch(text)) and 1 <= int(text.rpartition(":")[2]) <= 65535
 
 
 def check_flower() -> None:
     try:
         found = metadata.version("flwr")
     except metadata.PackageNotFoundError:
-        raise WeftError("this needs Flower: pip install 'weft[flower]'") from None
+        raise WeftError("Flower is not installed: pip install 'weft[flower]'") from None
     if found != FLWR:
-        raise WeftError(f"flwr {found} is installed, weft works with {FLWR}: pip install flwr=={FLWR}")
+        raise WeftError(f"flwr {found} is installed, weft requires {FLWR}: pip install flwr=={FLWR}")
 
 
 def program(name: str) -> str:
-    """The whole path of one of Flower's commands, beside the Python that runs this."""
+    """The path of one of Flower's commands, next to the running Python."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
-        raise WeftError(f"{name} is not there; pip install 'weft[flower]'")
+        raise WeftError(f"the program {name} is not installed: pip install 'weft[flower]'")
     return found
 
 
-def surroundings(home: Path, path: str | None = None) -> dict[str, str]:
-    """The environment of Flower's programs: a home of their own, no telemetry, no look for updates."""
+def environment(home: Path, path: str | None = None) -> dict[str, str]:
+    """Environment variables of Flower's programs: a separate home, no telemetry, no update check."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
     beside = str(Path(sys.executable).parent)
     return kept | {
@@ -46,35 +59,34 @@ def surroundings(home: Path, path: str | None = None) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "PATH": path or os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds until it sees that there is work; 1 else
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's default is 1
         "PYTHONUNBUFFERED": "1",
         **no_proxy(),
     }
 
 
 def no_proxy() -> dict[str, str]:
-    """Flower takes a proxy out of the environment even to this machine: never there, all else as it is set."""
-    asked = [os.environ.get(key, "") for key in ("no_proxy", "NO_PROXY")]
-    named = [name.strip() for words in asked for name in words.split(",") if name.strip()]
-    # a lone * is known as "never a proxy", among others it is not
-    words = "*" if "*" in named else ",".join(dict.fromkeys([*named, *OWN]))
-    return {"no_proxy": words, "NO_PROXY": words}
+    """Never use a proxy on this machine, which Flower would do; leave other hosts as they are set."""
+    configured = ",".join(os.environ.get(key, "") for key in ("no_proxy", "NO_PROXY"))
+    names = [name.strip() for name in configured.split(",") if name.strip()]
+    # "*" works only alone
+    value = "*" if "*" in names else ",".join(dict.fromkeys([*names, *LOOPBACK]))
+    return {"no_proxy": value, "NO_PROXY": value}
 
 
-def ask(words: list[str], home: Path) -> Any:
-    """What `flwr` says, as JSON; a `WeftError` with its own words if it says no."""
-    command = [program("flwr"), *words, "--format", "json"]
+def flwr(arguments: list[str], home: Path) -> Any:
+    """Run `flwr` and return its JSON output; a `WeftError` with its message if it fails."""
+    command, env = [program("flwr"), *arguments, "--format", "json"], environment(home)
+    title = f"flwr {' '.join(arguments[:2])}"
     try:
-        done = subprocess.run(
-            command, env=surroundings(home), capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
-        raise WeftError(f"flwr {' '.join(words[:2])} said nothing for {PATIENCE:.0f} s") from None
+        raise WeftError(f"{title} did not finish in {TIMEOUT:.0f} s; see logs/superlink.log") from None
     try:
-        said = json.loads(done.stdout)
+        output = json.loads(done.stdout)
     except ValueError:
-        said = {"success": False, "error-message": (done.stderr or done.stdout).strip()}
-    if done.returncode != 0 or (isinstance(said, dict) and said.get("success") is False):
-        why = " ".join(str(said.get("error-message") or done.stderr or said).split())
-        raise WeftError(f"flwr {' '.join(words[:2])} failed: {why[:400]}")
-    return said
+        output = {"success": False, "error-message": (done.stderr or done.stdout).strip()}
+    if done.returncode != 0 or (isinstance(output, dict) and output.get("success") is False):
+        reason = " ".join(str(output.get("error-message") or done.stderr or output).split())
+        raise WeftError(f"{title} failed: {reason[:400]}")
+    return output

@@ -1,7 +1,7 @@
-"""Processes that are kept alive: started again when they end, with patience, and stopped with their supervisor.
+"""A supervisor that restarts processes when they end, and stops them when it is stopped.
 
-Flower refuses a site that was killed and comes back within a minute, so a process that ends at once is tried again and
-again, after a pause that grows; one that had lived for a while is started again at once.
+Flower rejects a killed site that comes back within a minute, so a process that ends right after its start is restarted
+after a pause that grows; one that had run for a while is restarted at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,48 +23,49 @@ import filelock
 from weft.errors import WeftError
 from weft.files import is_taken, write_text
 
-LIVED = 30.0  # seconds after which a process had started well
-LONGEST_PAUSE = 10.0
-GRACE = 8.0  # seconds between asking a process to end and killing it
+STABLE = 30.0  # seconds after which a start has succeeded
+MAX_PAUSE = 10.0
+GRACE = 8.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.2
 FILE, LOCK = "processes.json", ".lock"
 
 Say = Callable[[str], None]
+Processes = dict[str, dict[str, Any]]  # by name: pid, starts, failing
 
 
 @dataclass
-class Kept:
-    """One process to keep alive."""
+class Child:
+    """One process to keep running."""
 
-    command: Callable[[], list[str]]  # made anew for each start: a port may be taken by now
+    command: Callable[[], list[str]]  # called for each start: a port may be taken by then
     pid: int = 0
     starts: int = 0
     due: float = 0.0
     pause: float = 0.0
-    began: float = 0.0
-    failing: float = 0.0  # since when, in seconds since 1970, it ends soon after each start; 0: it does not
+    started: float = 0.0
+    failing: float = 0.0  # since when (seconds since 1970) it ends right after each start; 0: it does not
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
 
 class Supervisor:
     def __init__(self, folder: Path, commands: Mapping[str, Callable[[], list[str]]], env: dict[str, str], say: Say):
         self._folder, self._env, self._say = folder, env, say
-        self._kept = {name: Kept(command) for name, command in commands.items()}
+        self._children = {name: Child(command) for name, command in commands.items()}
         self._stopping = False
 
     def run(self, ready: Callable[[], None] | None = None) -> None:
-        """Until SIGTERM or SIGINT; `ready` is called once, when all processes have been started."""
+        """Run until SIGTERM or SIGINT; call `ready` once after all processes have been started."""
         with hold(self._folder):
-            end_leftovers(self._folder)
+            kill_orphans(self._folder)
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, self._stop)
             (self._folder / "logs").mkdir(exist_ok=True)
             try:
-                self._turn()
+                self._check()
                 if ready is not None and not self._stopping:
                     ready()
                 while not self._stopping:
-                    self._turn()
+                    self._check()
                     time.sleep(POLL)
             finally:
                 self._end_all()
@@ -73,45 +74,37 @@ class Supervisor:
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
-    def _turn(self) -> None:
+    def _check(self) -> None:
         changed = False
-        for name, kept in self._kept.items():
-            if kept.process is not None and kept.process.poll() is not None:
-                _signal_group(kept.pid, signal.SIGKILL)  # what it had started outlives it and would pile up
-                lived = time.monotonic() - kept.began
-                kept.pause = 0.0 if lived > LIVED else min(LONGEST_PAUSE, 2 * kept.pause + 1)
-                kept.due = time.monotonic() + kept.pause
-                kept.failing = kept.failing or time.time()
+        for name, child in self._children.items():
+            lived = time.monotonic() - child.started
+            if child.process is not None and child.process.poll() is not None:
+                _signal_group(child.pid, signal.SIGKILL)  # its own children would outlive it and pile up
+                child.pause = 0.0 if lived > STABLE else min(MAX_PAUSE, 2 * child.pause + 1)
+                child.due = time.monotonic() + child.pause
+                child.failing = child.failing or time.time()
                 log = self._folder / "logs" / f"{name}.log"
-                self._say(f"{name} ended with {kept.process.returncode} after {lived:.0f} s; started again ({log})")
-                kept.process, changed = None, True
-            if kept.failing and kept.process is not None and time.monotonic() - kept.began > LIVED:
-                kept.failing, changed = 0.0, True
-            if kept.process is None and time.monotonic() >= kept.due:
-                self._start(name, kept)
+                self._say(f"{name} ended with code {child.process.returncode} after {lived:.0f} s; restarting ({log})")
+                child.process, changed = None, True
+            if child.failing and child.process is not None and lived > STABLE:
+                child.failing, changed = 0.0, True
+            if child.process is None and time.monotonic() >= child.due:
+                self._start(name, child)
                 changed = True
         if changed:
-            words = {
-                name: {"pid": kept.pid, "starts": kept.starts, "failing": kept.failing}
-                for name, kept in self._kept.items()
+            facts = {
+                name: {"pid": child.pid, "starts": child.starts, "failing": child.failing}
+                for name, child in self._children.items()
             }
-            write_text(self._folder / FILE, json.dumps({"supervisor": os.getpid(), "processes": words}) + "\n")
+            write_text(self._folder / FILE, json.dumps({"supervisor": os.getpid(), "processes": facts}) + "\n")
 
-    def _start(self, name: str, kept: Kept) -> None:
-        with (self._folder / "logs" / f"{name}.log").open("ab") as log:
-            kept.process = subprocess.Popen(
-                kept.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._env,
-                cwd=self._folder,
-                start_new_session=True,  # Ctrl-C is the supervisor's, which ends them in order
-            )
-        kept.pid, kept.began, kept.starts = kept.process.pid, time.monotonic(), kept.starts + 1
+    def _start(self, name: str, child: Child) -> None:
+        log = self._folder / "logs" / f"{name}.log"
+        child.process = start_process(child.command(), log, self._folder, self._env)
+        child.pid, child.started, child.starts = child.process.pid, time.monotonic(), child.starts + 1
 
     def _end_all(self) -> None:
-        alive = [kept.process for kept in self._kept.values() if kept.process is not None]
+        alive = [child.process for child in self._children.values() if child.process is not None]
         for process in alive:
             _signal_group(process.pid, signal.SIGTERM)
         end = time.monotonic() + GRACE
@@ -119,51 +112,56 @@ class Supervisor:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
         for process in alive:
-            _signal_group(process.pid, signal.SIGKILL)  # whatever it had started, too
+            _signal_group(process.pid, signal.SIGKILL)  # and its children
             process.wait()
 
 
+def start_process(
+    command: list[str], log: Path, folder: Path, env: dict[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """As the leader of a new group: Ctrl-C reaches only the supervisor, which ends its processes in order."""
+    with log.open("ab") as file:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, cwd=folder, start_new_session=True
+        )
+
+
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    """Each process was started as the leader of a group of its own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Any:
-    """One supervisor for a folder; the lock dies with it."""
-    lock = filelock.FileLock(folder / LOCK)
+def hold(folder: Path) -> Iterator[None]:
+    """One supervisor per folder; the lock is released when it dies."""
     try:
-        lock.acquire(timeout=0)
+        with filelock.FileLock(folder / LOCK, timeout=0):
+            yield
     except filelock.Timeout:
-        raise WeftError(f"{folder} is started already") from None
-    try:
-        yield
-    finally:
-        lock.release()
+        raise WeftError(f"{folder} is already started") from None
 
 
 def running(folder: Path) -> dict[str, Any] | None:
-    """What the supervisor of a folder says of its processes; None if there is none (`left_behind` if it was killed)."""
+    """The supervisor of a folder and its processes; None if there is none (see `orphans` if it was killed)."""
     if not is_taken(folder / LOCK):
         return None
     with contextlib.suppress(OSError, ValueError):
         found: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
         return found
-    return {"supervisor": 0, "processes": {}}  # it has only just begun
+    return {"supervisor": 0, "processes": {}}  # it is just starting
 
 
 def stop(folder: Path, patience: float = 30.0) -> bool:
-    """End the supervisor of a folder and with it its processes; False if there was none."""
+    """Stop the supervisor of a folder and its processes; False if there was none."""
     found = running(folder)
     if found is None:
         with hold(folder):
-            return end_leftovers(folder)  # of a supervisor that was killed
+            return kill_orphans(folder)
     end = time.monotonic() + patience
     while found is not None:
         if time.monotonic() > end:
-            raise WeftError(f"what runs in {folder} does not end (process {found['supervisor']})")
-        if found["supervisor"]:  # 0: it has not said yet who it is
+            raise WeftError(f"process {found['supervisor']} in {folder} does not end; kill {found['supervisor']}")
+        if found["supervisor"]:  # 0: it has not written its id yet
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(found["supervisor"]), signal.SIGTERM)
         time.sleep(POLL)
@@ -171,53 +169,45 @@ def stop(folder: Path, patience: float = 30.0) -> bool:
     return True
 
 
-def detach(folder: Path, kind: str, word: str, patience: float = 120.0) -> None:
-    """Start `weft hub start` or `weft site start` as a process of its own; returns when it says `word`."""
+def detach(folder: Path, kind: str, ready: str, patience: float = 120.0) -> None:
+    """Run `weft hub start` or `weft site start` in the background; return when its output contains `ready`."""
     if running(folder) is not None:
-        raise WeftError(f"{folder} is started already")
+        raise WeftError(f"{folder} is already started")
     (folder / "logs").mkdir(exist_ok=True)
-    path = folder / "logs" / "supervisor.log"
-    command = [sys.executable, "-m", "weft", kind, "start", "--folder", str(folder)]
-    before = path.stat().st_size if path.exists() else 0
-    with path.open("ab") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=folder
-        )
+    log = folder / "logs" / "supervisor.log"
+    before = log.stat().st_size if log.exists() else 0
+    process = start_process([sys.executable, "-m", "weft", kind, "start", "--folder", str(folder)], log, folder)
     end = time.monotonic() + patience
-    while word not in (said := path.read_bytes()[before:].decode(errors="replace")):
+    while ready not in (output := log.read_bytes()[before:].decode(errors="replace")):
         if process.poll() is not None or time.monotonic() > end:
-            raise WeftError(f"it did not start: {' '.join(said.split())[-300:]} (see {path})")
+            raise WeftError(f"it did not start: {' '.join(output.split())[-300:]} (see {log})")
         time.sleep(POLL)
 
 
-def end_leftovers(folder: Path) -> bool:
-    """Processes of a supervisor that was killed go on by themselves and hold their ports: end those, by id and name.
-
-    Says whether there were any.
-    """
+def kill_orphans(folder: Path) -> bool:
+    """Kill processes of a killed supervisor, which still hold their ports; False if there were none."""
     found = _alive(folder)
-    for words in found.values():
-        _signal_group(words["pid"], signal.SIGKILL)
+    for facts in found.values():
+        _signal_group(facts["pid"], signal.SIGKILL)
     (folder / FILE).unlink(missing_ok=True)
     return bool(found)
 
 
-def left_behind(folder: Path) -> dict[str, dict[str, Any]]:
-    """Processes that go on though their supervisor was killed, by name; none while there is a supervisor."""
+def orphans(folder: Path) -> Processes:
+    """Processes that still run though their supervisor was killed; none while there is a supervisor."""
     return {} if is_taken(folder / LOCK) else _alive(folder)
 
 
-def _alive(folder: Path) -> dict[str, dict[str, Any]]:
-    """The processes that a supervisor wrote down and that are still there."""
+def _alive(folder: Path) -> Processes:
+    """Processes that a supervisor has recorded and that still run in the folder; the system reuses process ids."""
     try:
-        found: dict[str, dict[str, Any]] = json.loads((folder / FILE).read_text(encoding="utf-8"))["processes"]
-        return {name: words for name, words in found.items() if _is_ours(words["pid"], folder)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # none was started, or it is no list of ours
+        found: Processes = json.loads((folder / FILE).read_text(encoding="utf-8"))["processes"]
+        return {name: facts for name, facts in found.items() if _works_in(facts["pid"], folder)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
 
 
-def _is_ours(pid: int, folder: Path) -> bool:
-    """Does the process that has this id now work in the folder? Another may have got the id since."""
+def _works_in(pid: int, folder: Path) -> bool:
     with contextlib.suppress(OSError):
         return pid > 0 and Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
     return False

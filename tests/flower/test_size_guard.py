@@ -1,4 +1,4 @@
-"""What a site's answer may do while Flower puts it together: Flower's own grid does, over a stand-in connection."""
+"""Replies that are too large or damaged, through Flower's own grid over a fake connection."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.superlink.grid import http_grid
-from loop_grid import Loop, ask, far, run
+from loop_grid import Loop, exchange, make_engine, request, run
+from test_engine import knowledge
 
-from weft.flower import engine
-from weft.flower import size_guard as inflating
-from weft.flower.envelope import Answered, Asked, pack, reply
+from weft.flower import engine, size_guard
+from weft.flower.envelope import SiteReply, SiteRequest, pack, pack_reply
 from weft.wire.message import decode
 
 pytestmark = pytest.mark.usefixtures("quick")
 
 MEGABYTE = 1 << 20
-BOUND = 12 * MEGABYTE  # of a message, where a test sets one
+BOUND = 12 * MEGABYTE  # of a message, if a test sets one
 
 Tamper = Callable[[dict[str, bytes]], dict[str, bytes]]
 
 
 class Connection:
-    """Where the SuperLink would answer: one reply, as the objects that a site has sent, and any that it likes."""
+    """In place of the SuperLink: one reply as the objects that a site has uploaded, changed by `tamper`."""
 
     def __init__(self, message: Message, tamper: Tamper | None):
         message.metadata.__dict__["_message_id"] = name = message.object_id
@@ -59,7 +59,7 @@ class Connection:
 
 
 class Wired(Loop):
-    """A grid whose replies go through Flower's own pulling and inflating; the second site may tamper with its own."""
+    """A grid whose replies go through Flower's own code; the second site may tamper with its own."""
 
     def __init__(self, folder: Path, tamper: Tamper | None, times: float = float("inf")):
         super().__init__(folder, ["a", "b"])
@@ -86,51 +86,50 @@ class Wired(Loop):
 
 
 @pytest.fixture(autouse=True)
-def as_flower_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def unpatched(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (inflatable_utils, http_grid):
         monkeypatch.setattr(module, "pull_objects", inflatable_utils.pull_objects)
 
 
 @pytest.fixture
 def guarded() -> Callable[..., Any]:
-    inflating.guard(lambda: BOUND)
+    size_guard.install(lambda: BOUND)
     pull: Callable[..., Any] = inflatable_utils.pull_objects
     return pull
 
 
 def with_array(objects: dict[str, bytes], change: Callable[[dict[str, Any]], None]) -> dict[str, bytes]:
-    """The array's words are changed, its head stays."""
+    """Change the metadata of the array; its head stays."""
     (key,) = [key for key, content in objects.items() if content.startswith(b"Array ")]
     head, _, body = objects[key].partition(b"\0")
-    words = json.loads(body)
-    change(words)
-    body = json.dumps(words).encode()
+    metadata = json.loads(body)
+    change(metadata)
+    body = json.dumps(metadata).encode()
     return {**objects, key: re.sub(rb"\d+$", str(len(body)).encode(), head) + b"\0" + body}
 
 
-def places(*found: int) -> Tamper:
-    return lambda objects: with_array(objects, lambda words: words.update(arraychunk_ids=list(found)))
+def indices(*found: int) -> Tamper:
+    return lambda objects: with_array(objects, lambda metadata: metadata.update(arraychunk_ids=list(found)))
 
 
 def large_chunk(objects: dict[str, bytes]) -> dict[str, bytes]:
-    """One megabyte in the place of the chunk, named 64 times."""
+    """One chunk of a megabyte, listed 64 times."""
     (key,) = [key for key, content in objects.items() if content.startswith(b"ArrayChunk ")]
     chunk = b"ArrayChunk  %d\0" % MEGABYTE + bytes(MEGABYTE)
-    return places(*[0] * 64)({**objects, key: chunk})
+    return indices(*[0] * 64)({**objects, key: chunk})
 
 
-def much(objects: dict[str, bytes]) -> dict[str, bytes]:
-    """Chunks that nothing names."""
+def unlisted_chunks(objects: dict[str, bytes]) -> dict[str, bytes]:
     chunk = b"ArrayChunk  %d\0" % MEGABYTE + bytes(MEGABYTE)
     return {**objects, **{f"{count:064x}": chunk for count in range(64)}}
 
 
-def many(objects: dict[str, bytes]) -> dict[str, bytes]:
-    return {**objects, **{f"{count:064x}": b"ArrayChunk  0\0" for count in range(inflating.OBJECTS)}}
+def many_objects(objects: dict[str, bytes]) -> dict[str, bytes]:
+    return {**objects, **{f"{count:064x}": b"ArrayChunk  0\0" for count in range(size_guard.MAX_OBJECTS)}}
 
 
-def wordy(objects: dict[str, bytes]) -> dict[str, bytes]:
-    return with_array(objects, lambda words: words.update(shape=[1] * (inflating.WORDS // 2)))
+def large_metadata(objects: dict[str, bytes]) -> dict[str, bytes]:
+    return with_array(objects, lambda metadata: metadata.update(shape=[1] * (size_guard.MAX_METADATA // 2)))
 
 
 def no_head(objects: dict[str, bytes]) -> dict[str, bytes]:
@@ -138,50 +137,49 @@ def no_head(objects: dict[str, bytes]) -> dict[str, bytes]:
 
 
 BAD: dict[str, Tamper] = {
-    "a place that is not there": places(99),
-    "no chunk": places(),
-    "one chunk often": large_chunk,
-    "chunks that nothing names": much,
-    "many parts": many,
-    "many words": wordy,
+    "index out of range": indices(99),
+    "no chunk": indices(),
+    "repeated chunk": large_chunk,
+    "unlisted chunks": unlisted_chunks,
+    "many objects": many_objects,
+    "large metadata": large_metadata,
     "no head": no_head,
 }
 
 
 @pytest.mark.parametrize("tamper", BAD.values(), ids=BAD)
-def test_an_answer_that_cannot_be_put_together_is_its_sites_failure(
+def test_an_unreadable_reply_is_a_failure_of_its_site(
     tmp_path: Path, guarded: Callable[..., Any], tamper: Tamper
 ) -> None:
-    """It is asked again, then that is its answer; and memory does not grow by what it claims."""
+    """The request is sent again, then the failure is its reply; memory does not grow by the claimed size."""
     grid = Wired(tmp_path, tamper)
-    grid.spoil = lambda _, message: reply(Answered(b"wire"), message)
-    found = far(grid, tmp_path)
+    grid.spoil = lambda _, message: pack_reply(SiteReply(b"wire"), message)
+    found = make_engine(grid, tmp_path)
     tracemalloc.start()
     try:
-        (got,) = found.exchange([ask(1)])
+        (reply,) = exchange(found, request(1))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert decode(got.wire).error.startswith("its answer cannot be read: ")
-    told = [(event, facts["site"]) for event, facts in found.told]  # type: ignore[attr-defined]
-    assert told == [("retry", "b")] * (engine.FAILURES - 1)
+    assert "cannot be read" in decode(reply.wire).error
+    assert found.events == [("retry", 1)] * (engine.MAX_FAILURES - 1)
     assert peak < 3 * BOUND
 
 
-@pytest.mark.parametrize("name", ["a place that is not there", "one chunk often"])
-def test_a_run_goes_on_without_it_and_says_whose_it_was(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["index out of range", "repeated chunk"])
+def test_a_run_continues_without_an_unreadable_reply_and_names_its_site(tmp_path: Path, name: str) -> None:
     folder = run(tmp_path / "run", Wired(tmp_path, BAD[name]))
-    told = events(folder)
-    assert {event["site"] for event in told if event["event"] == "retry"} == {"b"}
-    assert {event["client"] for event in told if event["event"] == "incident"} == {1}
-    assert [key for key in outcome(folder) if key.startswith("A ")] == ["A 0.0", "A 0.1"]
+    found = events(folder)
+    assert {event["site"] for event in found if event["event"] == "retry"} == {"b"}
+    assert {event["client"] for event in found if event["event"] == "incident"} == {1}
+    assert knowledge(folder) == ["A 0.0", "A 0.1"]
 
 
-def test_one_that_comes_whole_when_asked_again_counts(tmp_path: Path, local: Any) -> None:
-    assert outcome(run(tmp_path / "run", Wired(tmp_path, places(99), times=2))) == local
+def test_a_reply_that_is_readable_after_a_retry_counts(tmp_path: Path, local: Any) -> None:
+    assert outcome(run(tmp_path / "run", Wired(tmp_path, indices(99), times=2))) == local
 
 
-def test_the_hubs_own_connection_is_no_sites_failure(tmp_path: Path) -> None:
+def test_a_broken_connection_of_the_hub_is_not_a_failure_of_a_site(tmp_path: Path) -> None:
     grid = Loop(tmp_path, ["a", "b"])
 
     def broken(_: list[str]) -> list[Message]:
@@ -189,11 +187,11 @@ def test_the_hubs_own_connection_is_no_sites_failure(tmp_path: Path) -> None:
 
     grid.pull_messages = broken  # type: ignore[method-assign]
     with pytest.raises(httpx.ConnectError):
-        list(far(grid, tmp_path).exchange([ask(0)]))
+        exchange(make_engine(grid, tmp_path), request(0))
 
 
-def test_an_answer_counts_as_that_of_whom_was_asked(tmp_path: Path) -> None:
-    """Whatever it says of itself: Flower takes that from the site."""
+def test_a_reply_belongs_to_the_client_of_its_request(tmp_path: Path) -> None:
+    """Whatever it claims: Flower does not check that."""
     grid = Loop(tmp_path, ["a", "b"])
     claims = iter(["message-1", "message-0"])
     pulled = grid.pull_messages
@@ -205,26 +203,26 @@ def test_an_answer_counts_as_that_of_whom_was_asked(tmp_path: Path) -> None:
         return found
 
     grid.pull_messages = claiming  # type: ignore[method-assign]
-    answered = {got.client: decode(got.wire).sender for got in far(grid, tmp_path).exchange([ask(1), ask(0)])}
-    assert answered == {0: "client-0", 1: "client-1"}
+    replies = exchange(make_engine(grid, tmp_path), request(1), request(0))
+    assert {reply.client: decode(reply.wire).sender for reply in replies} == {0: "client-0", 1: "client-1"}
 
 
-def test_a_site_looks_too(guarded: Callable[..., Any], tmp_path: Path) -> None:
-    """Where it takes a message in Flower calls the same function, by the same name."""
+def test_a_site_has_the_guard_too(guarded: Callable[..., Any], tmp_path: Path) -> None:
+    """Flower calls the same function there."""
     content = large_chunk(Connection(reply_of(tmp_path), None).objects)
-    with pytest.raises(inflating.TooMuch, match="its arrays would take 67,"):
+    with pytest.raises(size_guard.MessageTooLargeError, match="67,"):
         guarded(list(content), content.__getitem__)
 
 
-def test_a_message_of_equal_chunks_is_let_in(guarded: Callable[..., Any], tmp_path: Path) -> None:
-    """An array of zeros is one chunk, named twice: honest, and as large as it says."""
-    content = Connection(reply_of(tmp_path, bytes(10 * MEGABYTE)), None).objects  # Flower cuts every 5 MiB
+def test_a_message_of_equal_chunks_is_accepted(guarded: Callable[..., Any], tmp_path: Path) -> None:
+    """An array of zeros is one chunk, listed twice."""
+    content = Connection(reply_of(tmp_path, bytes(10 * MEGABYTE)), None).objects  # Flower splits every 5 MiB
     assert len([each for each in content.values() if each.startswith(b"ArrayChunk ")]) == 1
     assert guarded(list(content), content.__getitem__) == content
 
 
 def reply_of(folder: Path, wire: bytes = b"wire") -> Message:
-    grid = Loop(folder, ["a", "b"], lambda _, message: reply(Answered(wire), message))
-    (name,) = grid.push_messages([pack(Asked(b"", "run", "", 0), 1, 60.0)])
+    grid = Loop(folder, ["a", "b"], lambda _, message: pack_reply(SiteReply(wire), message))
+    (name,) = grid.push_messages([pack(SiteRequest(b"", "run", "", 0), 1, 60.0)])
     (found,) = grid.pull_messages([name])
     return found

@@ -1,4 +1,4 @@
-"""Who is not let in: a site that nobody registered, one without a key, plaintext, Control from outside, a replay."""
+"""What is rejected: unregistered sites, missing keys, plaintext, Control from outside, replays, shipped code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import pytest
 from federation import Federation, events, free_port, outcome, wait_until
 
 from weft.flower.hub.keys import make_certificates, make_site_key, write_secret
-from weft.flower.hub.programs import program, surroundings
+from weft.flower.hub.programs import environment, program
 
 AGAIN = """
 clients = 3
@@ -32,7 +32,7 @@ train = 20
 valid = 10
 test = 10
 """
-REFUSED = 150  # seconds within which a SuperNode gives up
+GIVES_UP = 150  # seconds within which a SuperNode gives up
 
 
 def address(federation: Federation) -> str:
@@ -41,19 +41,19 @@ def address(federation: Federation) -> str:
 
 @pytest.fixture(scope="module")
 def strangers(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Stranger]]:
-    """SuperNodes that should not be let in, all at once, since each tries for a while before it gives up."""
+    """SuperNodes to reject, all at once, because each tries for a while before it gives up."""
     folder: Path = tmp_path_factory.mktemp("strangers")
     write_secret(folder / "key", make_site_key()[0].encode())
     make_certificates(folder, "127.0.0.1")
     trusted = ["--root-certificates", str(federation.folder / "hub" / "ca.crt")]
     of_ada = ["--auth-supernode-private-key", str(federation.folder / "ada" / "key")]
-    words = {
-        "nobody registered it": [*trusted, "--auth-supernode-private-key", "key"],
+    options = {
+        "not registered": [*trusted, "--auth-supernode-private-key", "key"],
         "without a key": trusted,
         "plaintext": ["--insecure"],
         "another authority": ["--root-certificates", "ca.crt", *of_ada],
     }
-    found = {name: Stranger(federation, folder, name, *more) for name, more in words.items()}
+    found = {name: Stranger(federation, folder, name, *more) for name, more in options.items()}
     yield found
     for stranger in found.values():
         stranger.end()
@@ -67,44 +67,42 @@ class Stranger:
             self._process = subprocess.Popen(
                 [*command, "--max-retries", "2"],
                 cwd=folder,
-                env=surroundings(folder),
+                env=environment(folder),
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
 
-    def last_words(self) -> str:
-        """What it says when it has ended by itself, with no number from the hub."""
-        assert self._process.wait(REFUSED) != 0
-        said = self._log.read_text(encoding="utf-8")
-        assert "SuperNode ID" not in said
-        return said
+    def last_output(self) -> str:
+        """Its log after it has ended, without a number from the hub."""
+        assert self._process.wait(GIVES_UP) != 0
+        log = self._log.read_text(encoding="utf-8")
+        assert "SuperNode ID" not in log
+        return log
 
     def end(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what it had started
+            os.killpg(self._process.pid, signal.SIGKILL)  # and its children
 
 
-def there(federation: Federation) -> list[str]:
+def online(federation: Federation) -> list[str]:
     sites = json.loads(federation.weft("hub", "status", "--json"))["sites"]
-    return [site["site"] for site in sites if site["there"]]
+    return [site["site"] for site in sites if site["online"]]
 
 
 @pytest.mark.parametrize(
     ("who", "why"),
     [
-        ("nobody registered it", "[code: 2004] Failed to activate SuperNode"),
+        ("not registered", "[code: 2004] Failed to activate SuperNode"),
         ("without a key", "[code: 2001] SuperNode authentication is enabled"),
         ("plaintext", "400 Bad Request"),
         ("another authority", "CERTIFICATE_VERIFY_FAILED"),
     ],
 )
-def test_a_site_that_may_not_come_in(
-    federation: Federation, strangers: dict[str, Stranger], who: str, why: str
-) -> None:
-    """Without nginx, which says what was wrong with it, the SuperLink just hangs up on plaintext."""
-    said = strangers[who].last_words()
-    assert why in said or (who == "plaintext" and not federation.nginx and "disconnected" in said)
+def test_a_site_is_rejected(federation: Federation, strangers: dict[str, Stranger], who: str, why: str) -> None:
+    """Without nginx the SuperLink closes a plaintext connection without a reason."""
+    log = strangers[who].last_output()
+    assert why in log or (who == "plaintext" and not federation.nginx and "disconnected" in log)
 
 
 def ask(federation: Federation, port: int, path: str) -> int:
@@ -116,72 +114,69 @@ def ask(federation: Federation, port: int, path: str) -> int:
             return response.status
 
 
-def test_control_from_outside(federation: Federation) -> None:
-    """Behind nginx only the fleet's path is there; on loopback, which is the hub's own, Control answers."""
+def test_only_the_fleet_path_is_reachable_from_outside(federation: Federation) -> None:
+    """nginx passes only the fleet path; on loopback Control replies."""
     if not federation.nginx:
-        warnings.warn("there is no nginx here: that it hides Control was NOT tested", stacklevel=1)
-        pytest.skip("there is no nginx here (Debian: apt-get install nginx-light)")
-    assert ask(federation, federation.port, "/v1/control/list-runs") not in (403, 404)  # it does not like the body
+        warnings.warn("no nginx on this machine: NOT tested that it hides Control", stacklevel=1)
+        pytest.skip("no nginx on this machine (Debian: apt-get install nginx-light)")
+    assert ask(federation, federation.port, "/v1/control/list-runs") not in (403, 404)  # it rejects the body
     for path in ("/v1/control/list-runs", "/v1/runtime/get-nodes", "/", "/v1/", "/v1/fleet/../control/list-runs"):
         assert ask(federation, federation.public, path) == 403, path
     assert ask(federation, federation.public, "/v1/fleet/pull-messages") != 403
 
 
-# ---- one run with a site that is up to no good, and a hub too --------------------------------------------------------
+# ---- one run with a malicious site and a malicious hub ---------------------------------------------------------------
 
-UNRULY = """#!{python}
+MALICIOUS = """#!{python}
 import json
 from pathlib import Path
 from flwr.app import Array
-from weft.flower import runner, site_state as memory
+from weft.flower import client_app, site_state
 
 kept = Path({kept!r})
-first = not kept.with_name("begun").exists()
-kept.with_name("begun").touch()
-answer, deflate = memory.Memory.answer, Array.deflate
+first = not kept.with_name("started").exists()
+kept.with_name("started").touch()
+answer, deflate = site_state.SiteState.answer, Array.deflate
 
 def replay(self, wire):
-    said = answer(self, wire)
+    reply = answer(self, wire)
     if first:
-        return said
+        return reply
     if not kept.exists():
-        kept.write_bytes(said)
+        kept.write_bytes(reply)
     elif not kept.with_name("sent").exists():
         kept.with_name("sent").touch()
         return kept.read_bytes()
-    return said
+    return reply
 
 def unreadable(self):
     head, _, body = deflate(self).partition(b"\\0")
     body = json.dumps(json.loads(body) | dict(arraychunk_ids=[99])).encode()
     return b" ".join([*head.split(b" ")[:2], str(len(body)).encode()]) + b"\\0" + body
 
-memory.Memory.answer = replay
+site_state.SiteState.answer = replay
 if first:
     Array.deflate = unreadable
-runner.main()
+client_app.main()
 """
 SPY = """
 import os
 from pathlib import Path
-from weft.flower import client_app as client
+from weft.flower import client_app
 
-app = client.app  # so that all would go well, but for the mark
-Path({folder!r}, Path(os.environ.get("WEFT_SITE", "hub")).name).touch()
+app = client_app.app
+Path({folder!r}, str(os.getpid())).touch()
 """
 
 
 @pytest.fixture(scope="module")
-def unruly(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's folder. Ben's first answer cannot be put together; later he sends an old one in the place of a new one.
-
-    The hub ships a client app of its own with the run, which would leave a mark wherever it is loaded.
-    """
-    wait_until(lambda: "ben serves" in federation.log("ben"), 60)  # which it does with a program that it writes first
-    folder = tmp_path_factory.mktemp("unruly")
+def malicious(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ben's first reply is unreadable; later he replays an old one. The hub ships a client app that leaves a mark."""
+    wait_until(lambda: "ben serves" in federation.log("ben"), 60)  # then its program is written
+    folder = tmp_path_factory.mktemp("malicious")
     program, app = federation.folder / "ben" / "bin" / "flwr-clientapp", federation.folder / "hub" / "app"
     honest, shipped = program.read_text(encoding="utf-8"), (app / "pyproject.toml").read_text(encoding="utf-8")
-    program.write_text(UNRULY.format(python=sys.executable, kept=str(folder / "kept")), encoding="utf-8")
+    program.write_text(MALICIOUS.format(python=sys.executable, kept=str(folder / "kept")), encoding="utf-8")
     (folder / "marks").mkdir()
     (app / "spy.py").write_text(SPY.format(folder=str(folder / "marks")), encoding="utf-8")
     changed = shipped.replace("weft.flower.client_app:app", "spy:app")
@@ -197,39 +192,36 @@ def unruly(federation: Federation, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def heard_of_ben(federation: Federation) -> list[dict[str, Any]]:
+def events_of_ben(federation: Federation) -> list[dict[str, Any]]:
     return [event for event in events(federation.folder / "again") if event.get("client") == 1]
 
 
-def test_a_message_that_is_replayed(federation: Federation, unruly: Path) -> None:
-    """A site that sends its first answer once more, in the second round: it counts once, and the run goes on."""
-    heard = heard_of_ben(federation)
-    told = [event["reason"] for event in heard if event["event"] == "incident" and "refused" in event["reason"]]
-    assert len(told) == 1
-    answered = [event for event in heard if event["event"] == "reply"]
-    assert [event["round"] for event in answered][:1] == [0]
-    assert 1 not in [event["round"] for event in answered]
-    given = [key for key in outcome(federation.folder / "again") if key.startswith("A ")]
-    assert {"A 0.0", "A 1.0"} <= set(given)  # which it gave when it was asked once more
+def test_a_replayed_reply_counts_once(federation: Federation, malicious: Path) -> None:
+    found = events_of_ben(federation)
+    assert len([event for event in found if event["event"] == "incident"]) == 1
+    replies = [event for event in found if event["event"] == "reply"]
+    assert [event["round"] for event in replies][:1] == [0]
+    assert 1 not in [event["round"] for event in replies]
+    knowledge = [key for key in outcome(federation.folder / "again") if key.startswith("A ")]
+    assert {"A 0.0", "A 1.0"} <= set(knowledge)  # requested again
 
 
-def test_a_message_that_cannot_be_put_together(federation: Federation, unruly: Path) -> None:
-    """The server app lives on, the journal says whose it was, and the site is asked again."""
-    assert (unruly / "begun").exists()
-    again = [event for event in heard_of_ben(federation) if event["event"] == "retry"]
+def test_an_unreadable_reply_is_retried(federation: Federation, malicious: Path) -> None:
+    """And the server app survives it."""
+    assert (malicious / "started").exists()
+    again = [event for event in events_of_ben(federation) if event["event"] == "retry"]
     assert [(event["site"], event["request"]) for event in again] == [("ben", "0.0.1")]
-    assert again[0]["reason"].startswith("its answer cannot be read: IndexError")
+    assert "IndexError" in again[0]["reason"]
     assert "resumed" not in [event["event"] for event in events(federation.folder / "again")]
 
 
-def test_no_site_runs_what_the_hub_ships(federation: Federation, unruly: Path) -> None:
-    """Nor keeps it: what answers is the weft that is installed there."""
-    assert [mark.name for mark in (unruly / "marks").iterdir()] == []
+def test_no_site_runs_or_stores_code_of_the_hub(federation: Federation, malicious: Path) -> None:
+    assert [mark.name for mark in (malicious / "marks").iterdir()] == []
     assert list((federation.folder / "hub").rglob("spy.py")), "nothing was shipped"
     for site in federation.sites:
         assert list((federation.folder / site).rglob("spy.py")) == []
 
 
-def test_the_others_are_still_there(federation: Federation) -> None:
-    wait_until(lambda: len(there(federation)) == 3, 90)
-    assert there(federation) == ["ada", "ben", "cleo"]
+def test_all_sites_are_still_online(federation: Federation) -> None:
+    wait_until(lambda: len(online(federation)) == 3, 90)
+    assert online(federation) == ["ada", "ben", "cleo"]

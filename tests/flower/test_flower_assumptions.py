@@ -1,0 +1,118 @@
+"""Each assumption about Flower 1.41.0, one by one: a failure names what to adapt for another version."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import flwr
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from weft.flower import engine, size_guard
+from weft.flower.hub import hub, programs, site, status
+
+FLWR = Path(flwr.__file__).parent
+SOURCE = {path.relative_to(FLWR).as_posix(): path.read_text(encoding="utf-8") for path in FLWR.rglob("*.py")}
+
+# module, name, and who in weft relies on it; private to Flower, or not documented
+NAMES = [
+    ("flwr.supercore.inflatable.inflatable_utils", "pull_objects", "size_guard replaces it"),
+    ("flwr.superlink.grid.http_grid", "pull_objects", "size_guard replaces it at the hub"),
+    ("flwr.supercore.constant", "HEAD_BODY_DIVIDER", "size_guard reads heads of objects"),
+    ("flwr.supercore.inflatable.inflatable_object", "get_object_body", "size_guard reads arrays"),
+    ("flwr.supercore.inflatable.inflatable_object", "get_object_head_values_from_object_content", "size_guard"),
+    ("flwr.supernode.cli.flwr_clientapp", "flwr_clientapp", "client_app.main calls it"),
+    ("flwr.supernode.runtime.run_clientapp", "install_from_fab", "client_app replaces it: no shipped code"),
+    ("flwr.supernode.runtime.run_clientapp", "install_app_dependencies", "client_app replaces it: no packages"),
+    ("flwr.supernode.runtime.run_clientapp", "get_load_client_app_fn", "client_app replaces it: no shipped code"),
+    ("flwr.supercore.task_identity", "TaskIdentity", "the tests set it"),
+]
+
+OPTIONS = sorted(set(re.findall(r'"(--[a-z-]+)"', inspect.getsource(hub) + inspect.getsource(site))))
+VARIABLES = sorted(set(re.findall(r'"FLWR_(\w+)"', inspect.getsource(programs))))
+
+
+@pytest.mark.parametrize(("module", "name", "use"), NAMES)
+def test_flower_has(module: str, name: str, use: str) -> None:
+    assert hasattr(importlib.import_module(module), name), f"flwr has no {module}.{name}: {use}"
+
+
+def calls(module: str, name: str) -> bool:
+    """Does the module call a function by the name in its own namespace, where weft replaces it?"""
+    return f"{name}(" in inspect.getsource(importlib.import_module(module)).replace(f"def {name}(", "")
+
+
+@pytest.mark.parametrize(("module", "name", "use"), [entry for entry in NAMES if "replaces" in entry[2]])
+def test_flower_calls_what_weft_replaces(module: str, name: str, use: str) -> None:
+    """A replacement that nobody calls protects nothing."""
+    assert calls(module, name), f"{module} does not call {name} any more: {use}"
+
+
+def test_a_site_pulls_objects_through_the_guarded_module() -> None:
+    users = [name for name, text in SOURCE.items() if "pull_objects" in text and "supernode" in name]
+    for name in users:
+        assert "import pull_objects" not in SOURCE[name], f"{name} imports pull_objects by name: guard it there too"
+
+
+def test_a_missing_name_is_an_import_error() -> None:
+    with pytest.raises(ImportError, match=r"weft\.flower\.engine has no nothing.*flwr==1\.41\.0"):
+        size_guard.patch(engine, nothing=None)
+
+
+def test_pull_objects_has_the_arguments_that_the_guard_passes() -> None:
+    from flwr.supercore.inflatable import inflatable_utils
+
+    arguments = inspect.signature(inflatable_utils.pull_objects).parameters
+    assert {"object_ids", "pull_object_fn", "max_time"} <= arguments.keys(), f"pull_objects has {list(arguments)}"
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_array_lists_its_chunks_by_index() -> None:
+    """The guard computes the size of an array from this list."""
+    array = Array(dtype="uint8", shape=(4,), stype="weft", data=b"wire")
+    objects = {key: each.deflate() for key, each in (array.children or {}).items()}
+    assert [size_guard._is_chunk(content) for content in objects.values()] == [True], "heads of chunks have changed"
+    assert b'"arraychunk_ids"' in array.deflate(), "arrays do not list their chunks as arraychunk_ids"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_message_takes_a_node_a_type_and_a_lifetime() -> None:
+    array = Array(dtype="uint8", shape=(4,), stype="weft", data=b"wire")
+    content = RecordDict({"weft": ArrayRecord({"message": array})})
+    message = Message(content, dst_node_id=7, message_type="train.weft", ttl=60.0)
+    assert (message.metadata.dst_node_id, message.metadata.message_type) == (7, "train.weft")
+    assert message.content.array_records["weft"]["message"].data == b"wire"
+
+
+def test_the_grid_has_the_methods_of_the_engine() -> None:
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    for name in ("get_nodes", "push_messages", "pull_messages"):
+        assert hasattr(HttpGrid, name), f"Flower's grid has no {name}"
+
+
+def test_the_code_of_an_unavailable_node() -> None:
+    from flwr.common.constant import ErrorCode
+
+    assert ErrorCode.NODE_UNAVAILABLE == engine.NODE_UNAVAILABLE, "the engine counts sites that are away as failures"
+
+
+@pytest.mark.parametrize("sign", [*status.SIGNS, status.START, status.END])
+def test_flower_logs_what_status_looks_for(sign: bytes) -> None:
+    text = sign.decode()
+    if text.startswith("[code: "):  # the number is formatted into the message
+        text = text.removeprefix("[code: ").removesuffix("]")
+    assert any(text.rstrip(":") in source for source in SOURCE.values()), f"flwr does not log {sign!r}"
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_flower_has_the_option(option: str) -> None:
+    assert any(option in source for source in SOURCE.values()), f"no program of flwr has {option}"
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_flower_reads_the_variable(variable: str) -> None:
+    assert any(f"FLWR_{variable}" in source for source in SOURCE.values()), f"flwr does not read FLWR_{variable}"
