@@ -62,77 +62,82 @@ def _color(series: Series) -> str:
 
 def _traces(series: Series, chart: Chart) -> Iterator[Trace]:
     client = "mean" if series.client is None else str(series.client)
-    meta: Trace = {"group": series.group, "client": client, "key": series.key}
+    meta = {"group": series.group, "client": client, "key": series.key}
     trace: Trace = {"name": series.label, "x": series.x, "y": series.y, "text": series.names, "meta": meta}
-    point = "%{text}" if series.names else ""
-    if series.x and isinstance(series.x[0], str):
-        point = f"%{{x}}, {point}" if point else "%{x}"
     value = "%{y" + FORMATS[chart.y.unit]
-    color, symbol = _color(series), SYMBOLS[series.group % len(SYMBOLS)]
     if series.kind in ("bar", "dots"):
         meta["client"] = None  # shown for any selection of clients
-        trace |= {"type": "bar", "textposition": "none", "marker": {"color": color}}
-        trace |= {"legendgroup": series.key} if chart.stacked else {"offsetgroup": series.key}
-        trace |= {"width": series.widths} if series.widths else {}
-        if any(series.deviations):
-            trace["error_y"] = {"array": series.deviations, "color": "@ink", "thickness": 1}
-        if series.kind == "dots":
-            marker = {"color": color, "size": 6, "symbol": f"{symbol}-open"}
-            trace |= {"type": "scatter", "mode": "markers", "marker": marker}
-            del trace["textposition"]
-        first = next(other for other in _series(chart) if other.key == series.key)
-        trace["showlegend"] = first is series
+        trace |= _bars(series, chart)
     else:
         yield from _bands(series, meta)
-        thin = series.client is not None
-        trace |= {"type": "scatter", "mode": "lines", "connectgaps": False}
-        trace["line"] = {"color": color, "width": 1.2 if thin else 2.5}
-        if series.kind == "steps":
-            trace["line"] |= {"shape": "hv", "dash": "dash" if series.dashed else "solid"}
-        else:
-            trace |= {"mode": "lines+markers", "marker": {"symbol": symbol, "size": 5 if thin else 8}}
-            dash = DASHES[series.client % len(DASHES)] if series.client is not None else "dash"
-            trace["line"] |= {"dash": dash} if thin or series.group >= COLORS else {}
+        trace |= _line(series)
         if any(series.deviations):
             trace["customdata"] = ["" if each is None else f" ± {each:.1f}" for each in series.deviations]
             value += "%{customdata}"
-    trace["hovertemplate"] = f"{point}: {value}<extra>{in_template(series.label)}</extra>"
+    names = ["%{x}"] if _has_categories(series) else []
+    names += ["%{text}"] if series.names else []
+    trace["hovertemplate"] = f"{', '.join(names)}: {value}<extra>{in_template(series.label)}</extra>"
     yield trace
+
+
+def _bars(series: Series, chart: Chart) -> Trace:
+    color, symbol = _color(series), SYMBOLS[series.group % len(SYMBOLS)]
+    first = next(other for other in _series(chart) if other.key == series.key)
+    trace: Trace = {"showlegend": first is series}
+    if series.kind == "dots":
+        marker = {"color": color, "size": 6, "symbol": f"{symbol}-open"}
+        return trace | {"type": "scatter", "mode": "markers", "marker": marker, "offsetgroup": series.key}
+    trace |= {"type": "bar", "textposition": "none", "marker": {"color": color}}
+    trace |= {"legendgroup": series.key} if chart.stacked else {"offsetgroup": series.key}
+    trace |= {"width": series.widths} if series.widths else {}
+    if any(series.deviations):
+        trace["error_y"] = {"array": series.deviations, "color": "@ink", "thickness": 1}
+    return trace
+
+
+def _line(series: Series) -> Trace:
+    thin = series.client is not None
+    line: Trace = {"color": _color(series), "width": 1.2 if thin else 2.5}
+    trace = {"type": "scatter", "mode": "lines", "connectgaps": False, "line": line}
+    if series.kind == "steps":
+        line |= {"shape": "hv", "dash": "dash" if series.dashed else "solid"}
+        return trace
+    if series.client is not None:
+        line["dash"] = DASHES[series.client % len(DASHES)]
+    elif series.group >= COLORS:
+        line["dash"] = "dash"  # another group has the same color
+    marker = {"symbol": SYMBOLS[series.group % len(SYMBOLS)], "size": 5 if thin else 8}
+    return trace | {"mode": "lines+markers", "marker": marker}
+
+
+def _bands(series: Series, meta: Trace) -> Iterator[Trace]:
+    """One standard deviation around the mean of clients; a gap in the line is a gap in the band."""
+    if series.client is not None or not any(series.deviations):
+        return
+    stretch: list[tuple[float, float, float]] = []
+    for x, y, deviation in [*zip(map(float, series.x), series.y, series.deviations, strict=True), (0.0, None, None)]:
+        if y is not None and deviation is not None:
+            stretch.append((x, y - deviation, y + deviation))
+        elif stretch:
+            trace: Trace = {"type": "scatter", "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip"}
+            trace |= {"fill": "toself", "fillcolor": f"{_color(series)}~", "showlegend": False}
+            trace["x"] = [x for x, _, _ in stretch] + [x for x, _, _ in reversed(stretch)]
+            trace["y"] = [high for _, _, high in stretch] + [low for _, low, _ in reversed(stretch)]
+            yield trace | {"meta": {**meta, "band": True}}
+            stretch = []
 
 
 def _series(chart: Chart) -> Sequence[Series]:
     return () if isinstance(chart.body, HeatMap) else chart.body
 
 
-def _bands(series: Series, meta: Trace) -> Iterator[Trace]:
-    """One standard deviation around the mean of clients; a gap in the line is a gap in the band."""
-    stretch: list[tuple[float, float, float]] = []
-    points = (
-        zip(series.x, series.y, series.deviations, strict=True) if series.client is None and series.deviations else ()
-    )
-    for x, y, deviation in [*points, (0.0, None, None)]:
-        if y is not None and deviation is not None:
-            stretch.append((float(x), y - deviation, y + deviation))
-        elif stretch:
-            outline = [(x, high) for x, _, high in stretch] + [(x, low) for x, low, _ in reversed(stretch)]
-            yield {
-                "type": "scatter",
-                "mode": "lines",
-                "x": [x for x, _ in outline],
-                "y": [y for _, y in outline],
-                "fill": "toself",
-                "fillcolor": f"{_color(series)}~",
-                "line": {"width": 0},
-                "hoverinfo": "skip",
-                "showlegend": False,
-                "meta": {**meta, "band": True},
-            }
-            stretch = []
+def _has_categories(series: Series) -> bool:
+    return bool(series.x) and isinstance(series.x[0], str)
 
 
 def _layout(chart: Chart) -> dict[str, Any]:
     bars = any(series.kind == "bar" for series in _series(chart))
-    categories = any(series.x and isinstance(series.x[0], str) for series in _series(chart))
+    categories = any(map(_has_categories, _series(chart)))
     y: dict[str, Any] = {"title": {"text": chart.y.title}, "zeroline": chart.y.unit == "points" or chart.stacked}
     if chart.y.unit == "B":
         y |= {"tickformat": "~s", "ticksuffix": "B"}

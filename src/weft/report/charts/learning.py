@@ -6,6 +6,7 @@ from statistics import fmean
 
 from weft import metrics
 from weft.metrics import Spread
+from weft.report import facts
 from weft.report.charts.model import (
     Axis,
     Chart,
@@ -23,18 +24,7 @@ from weft.report.charts.model import (
     task_ticks,
     title_of,
 )
-from weft.report.facts import (
-    Comparison,
-    Curve,
-    Group,
-    Measure,
-    comparisons,
-    final,
-    incomparable,
-    matrix,
-    over_rounds,
-    over_tasks,
-)
+from weft.report.facts import Comparison, Curve, Group, Measure
 from weft.report.text import percent, plural, points
 
 # ---- accuracy and forgetting after each task -------------------------------------------------------------------------
@@ -47,7 +37,7 @@ def accuracy(groups: Groups) -> Section:
     )
     trends = []
     for group in groups:
-        means = [point.mean for point in over_tasks(group, metrics.average_accuracy) if point is not None]
+        means = [point.mean for point in facts.over_tasks(group, metrics.average_accuracy) if point is not None]
         if len(means) > 1:
             trends.append(f"{group.label} from {percent(means[0])} to {percent(means[-1])}")
     if len(trends) > 6:
@@ -83,7 +73,7 @@ def warnings(groups: Groups) -> str:
     sentences = []
     if waiting := [group.label for group in groups if not group.is_finished]:
         sentences.append(f"Not finished: {', '.join(waiting)}.")
-    if keys := incomparable(groups):
+    if keys := facts.incomparable(groups):
         sentences.append(f"These runs differ in {', '.join(keys)}: compare them with care.")
     return " ".join(sentences)
 
@@ -104,7 +94,7 @@ def forgetting(groups: Groups) -> Section:
 
 
 def _finals(groups: Groups, measure: Measure) -> list[tuple[str, Spread]]:
-    found = [(group.label, final(group, measure)) for group in groups]
+    found = [(group.label, facts.final(group, measure)) for group in groups]
     return [(label, value) for label, value in found if value is not None]
 
 
@@ -116,7 +106,7 @@ def _over_tasks(name: str, title: str, groups: Groups, measure: Measure, y: Axis
         names = [f"after task {task}" for task in range(group.tasks_learned)]
         for client in everybody(group):
             xs = [float(task) for task in range(group.tasks_learned)]
-            lines.append(curve_line(index, group, client, xs, over_tasks(group, measure, client), names))
+            lines.append(curve_line(index, group, client, xs, facts.over_tasks(group, measure, client), names))
     tasks = max(group.tasks_learned for group in groups)
     x = Axis(ticks=task_ticks(tasks), range=(-0.15, tasks - 0.85))
     return [Chart(f"{name}-after", title, sentence, lines, x, y, figure=name)]
@@ -130,7 +120,7 @@ def matrices(groups: Groups) -> Section:
         "A row is a point in time, after learning that task; a column is a task. Read down a column to see the effect "
         "of later tasks. Select clients above to see their matrices."
     )
-    cells = {(i, client): matrix(group, client) for i, group in enumerate(groups) for client in everybody(group)}
+    cells = {(i, client): facts.matrix(group, client) for i, group in enumerate(groups) for client in everybody(group)}
     values = [value for rows in cells.values() for row in rows for value in row if value is not None]
     lowest = 10 * int(10 * min(values, default=0.0))  # one color scale for all matrices
     charts = [_matrix(i, groups[i], client, rows, lowest) for (i, client), rows in cells.items() if rows]
@@ -176,7 +166,7 @@ def _largest_loss(groups: Groups) -> str:
     losses = []
     for group in groups:
         for client in group.clients:
-            cells = matrix(group, client)
+            cells = facts.matrix(group, client)
             for task in range(len(cells) - 1):
                 first, last = cells[task][task], cells[-1][task]
                 if first is not None and last is not None:
@@ -202,7 +192,7 @@ def adaptation(groups: Groups) -> Section:
     )
     first = []
     for group in groups:
-        later = [value.mean for (task, number), value in over_rounds(group).items() if task > 0 and number == 0]
+        later = [value.mean for (task, number), value in facts.over_rounds(group).items() if task > 0 and number == 0]
         first += [(fmean(later), group.label)] if later else []
     sentence = "No second task has been started yet."
     if first:
@@ -225,7 +215,7 @@ def _rounds_line(index: int, group: Group, client: int | None) -> Series:
     curve: Curve = []
     names: list[str] = []
     previous = 0
-    for (task, number), value in over_rounds(group, client).items():
+    for (task, number), value in facts.over_rounds(group, client).items():
         if task != previous and xs:
             xs, curve, names = [*xs, float(task)], [*curve, None], [*names, ""]
         previous = task
@@ -239,7 +229,7 @@ def _rounds_line(index: int, group: Group, client: int | None) -> Series:
 
 
 def gain(groups: Groups) -> Section:
-    title, found = "Does federation help me?", comparisons(groups)
+    title, found = "Does federation help me?", facts.comparisons(groups)
     if not found:
         sentence = (
             "This needs two finished runs on the same tasks and seed, with the same network and the same amount of "

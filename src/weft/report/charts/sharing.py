@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 from statistics import fmean
 
+from weft.report import facts
 from weft.report.charts.model import (
     Axis,
     Chart,
@@ -20,15 +21,7 @@ from weft.report.charts.model import (
     shorten,
     title_of,
 )
-from weft.report.facts import (
-    CAVEATS,
-    Group,
-    largest_change,
-    mean_contributions,
-    rounds_sent,
-    sent_by_round,
-    shares,
-)
+from weft.report.facts import Group
 from weft.report.reading import Run
 from weft.report.states import Attention
 from weft.report.text import percent, size
@@ -67,17 +60,17 @@ def helping(groups: Groups) -> Section:
     for index, group in having:
         charts += [_pairs(index, group), _shares(index, group), *_alphas(index, group)]
     sentence = " ".join(_helping_sentence(group) for _, group in having)
-    return Section("helping", title, sentence, about, charts, CAVEATS, small=True)
+    return Section("helping", title, sentence, about, charts, facts.CAVEATS, small=True)
 
 
 def _helping_sentence(group: Group) -> str:
-    found, equal = shares(group), shares(group, "equal")
+    found, equal = facts.shares(group), facts.shares(group, "equal")
     most = max(found, key=lambda client: found[client].mean)
     sentence = (
         f"{group.label}: client {most} contributed most, {percent(found[most].mean)} of all attention; with equal "
         f"weights it would be {percent(equal[most].mean)}."
     )
-    change = largest_change(group)
+    change = facts.largest_change(group)
     if change is not None:
         sentence += f" Training changed an alpha by at most {percent(change)} of its start"
         sentence += ", so random sampling decided nearly all of it." if change < 0.1 else "."
@@ -85,7 +78,7 @@ def _helping_sentence(group: Group) -> str:
 
 
 def _pairs(index: int, group: Group) -> Chart:
-    found, added = mean_contributions(group), mean_contributions(group, "added")
+    found, added = facts.mean_contributions(group), facts.mean_contributions(group, "added")
     names = [f"client {client}" for client in group.clients]
     pairs = [[(sender, receiver) for receiver in group.clients] for sender in group.clients]
     cells = [[found.get(pair) for pair in row] for row in pairs]
@@ -107,7 +100,7 @@ def _pairs(index: int, group: Group) -> Chart:
 def _shares(index: int, group: Group) -> Chart:
     bars = []
     for measure, label, color in SHARES:
-        found = shares(group, measure)
+        found = facts.shares(group, measure)
         clients = [f"client {client}" for client in found]
         means, deviations = (percents(values) for values in zip(*found.values(), strict=True))
         bars.append(Series(label, clients, means, (), index, None, "bar", deviations, color=color, key=measure))
@@ -156,7 +149,7 @@ def _client_alphas(index: int, label: str, run: Run, client: int, found: list[At
 
 def traffic(groups: Groups) -> Section:
     title = "Bytes each way"
-    sending = [(index, group) for index, group in enumerate(groups) if rounds_sent(group)]
+    sending = [(index, group) for index, group in enumerate(groups) if facts.rounds_sent(group)]
     if not sending:
         return Section("traffic", title, "Nothing was sent in these runs.")
     about = (
@@ -165,7 +158,7 @@ def traffic(groups: Groups) -> Section:
     )
     totals = []
     for _, group in sending:
-        up, down = (sum(sum(each.values()) for each in sent_by_round(group, way).values()) for way in DIRECTIONS)
+        up, down = (sum(sum(each.values()) for each in facts.sent_by_round(group, way).values()) for way in DIRECTIONS)
         totals.append((up + down, f"{group.label} {size(up)} up and {size(down)} down"))
     sentence = f"From least to most: {'; '.join(shorten([text for _, text in sorted(totals)]))}."
     lines = [
@@ -187,7 +180,7 @@ def traffic(groups: Groups) -> Section:
 
 
 def _total_line(index: int, group: Group, client: int | None, direction: str) -> Series:
-    rounds, by_tensor = rounds_sent(group), sent_by_round(group, direction, client)
+    rounds, by_tensor = facts.rounds_sent(group), facts.sent_by_round(group, direction, client)
     sums = accumulate(sum(by_round.get(key, 0.0) for by_round in by_tensor.values()) for key in rounds)
     label = f"{group.label} {DIRECTIONS[direction]}" + ("" if client is None else f", client {client}")
     names = ["at the start", *(f"task {task}, round {number}" for task, number in rounds)]
@@ -199,7 +192,7 @@ def _tensors(index: int, group: Group) -> Chart:
     bars = []
     largest = (0.0, "")
     for direction, way in DIRECTIONS.items():
-        for tensor, by_round in sent_by_round(group, direction).items():
+        for tensor, by_round in facts.sent_by_round(group, direction).items():
             label, color = TENSORS.get(tensor, (tensor, len(tensor)))
             largest = max(largest, (sum(by_round.values()), f"{label}, {way}"))
             names = [f"task {task}, round {number}, {way}" for task, number in by_round]
