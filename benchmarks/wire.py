@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from weft.plan import Plan
 from weft.wire.message import Message, decode, encode
-from weft.wire.tensors import Payload, Rows
 
 from .internals import payloads
 from .timing import Progress, interleave, quartiles, seconds_of
@@ -22,7 +20,7 @@ def measure(plan: dict[str, Any], passes: int, progress: Progress) -> dict[str, 
         message = Message("client-0", "server", "bench", (), 0, 0, {"base": payload})
         encoded = encode(message, chosen.wire)
         contenders = {
-            "encode": partial(encoding_seconds, message, chosen),
+            "encode": partial(seconds_of, encode, message, chosen.wire),
             "decode": partial(seconds_of, decode, encoded),
             "copy": partial(seconds_of, bytearray, encoded),
         }
@@ -31,13 +29,3 @@ def measure(plan: dict[str, Any], passes: int, progress: Progress) -> dict[str, 
         results[name] = {"bytes": len(encoded)} | {f"{act}_megabytes_per_second": rate for act, rate in rates.items()}
         progress(len(results), len(forms))
     return results
-
-
-def encoding_seconds(message: Message, plan: Plan) -> float:
-    """Encode new tensors, as a client does; the server encodes the same rows once for all clients."""
-    tensors = {name: fresh(payload) for name, payload in message.tensors.items()}
-    return seconds_of(encode, replace(message, tensors=tensors), plan.wire)
-
-
-def fresh(payload: Payload) -> Payload:
-    return Rows(payload.segments, payload.kept, payload.values) if isinstance(payload, Rows) else payload
