@@ -42,7 +42,7 @@ TINY_TABLES = """
 from pathlib import Path
 from weft.cli import app as cli
 from weft import repro
-repro.Table.file = property(lambda table: Path("demo"))
+repro.Experiment.plan_file = lambda table, row: Path("demo")
 cli.main()
 """
 
@@ -161,7 +161,7 @@ def test_the_page_about_tables_names_every_one() -> None:
     from weft import repro
 
     text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    assert [name for name in {**repro.TABLES, **repro.FIGURES} if f"`{name}`" not in text] == []
+    assert [name for name in repro.ready_experiments() if f"`{name}`" not in text] == []
 
 
 SAID_IN_WORDS = {"the file's name", "twice tasks", "cross entropy", "none", ""}

@@ -16,8 +16,7 @@ import weft
 from weft import Plan
 from weft.data import cache
 from weft.errors import WeftError
-from weft.repro import Row
-from weft.repro.store import read_line
+from weft.repro.store import images_of
 from weft.runs.folder import read_images
 from weft.runs.run import check_images
 from weft.scenarios.splits import SPLIT_VERSIONS, fingerprint_of, has_changed
@@ -76,8 +75,7 @@ def test_a_run_records_all_datasets_of_its_scenario(own_cache, tmp_path):
     assert wanted["svhn"] == cache.fingerprint("svhn")
     assert wanted["notmnist"] == f"{cache.fingerprint('notmnist')}.{SPLIT_VERSIONS['notmnist']}"
     assert read_images(tmp_path / "run") == wanted
-    line = read_line(Row("fedavg", "fedavg"), 0, tmp_path / "run")
-    assert line.images.split() == [f"{name}:{wanted[name]}" for name in sorted(wanted)]
+    assert images_of(tmp_path / "run").split() == [f"{name}:{wanted[name]}" for name in sorted(wanted)]
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert "torch" in environment["packages"]
 
@@ -85,7 +83,7 @@ def test_a_run_records_all_datasets_of_its_scenario(own_cache, tmp_path):
 def test_drawn_images_need_no_fingerprint(tmp_path):
     weft.run(Plan.merge({**TINY, "scenario": "glyphs"}), tmp_path / "run")
     assert read_images(tmp_path / "run") == {}
-    assert read_line(Row("fedavg", "fedavg"), 0, tmp_path / "run").images == ""
+    assert images_of(tmp_path / "run") == ""
 
 
 def test_a_run_goes_on_with_the_same_images_or_not_at_all(own_cache, tmp_path):

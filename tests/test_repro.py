@@ -1,418 +1,194 @@
-"""Tables that one command makes: what is run and what is not, stopping, going on, failing."""
+"""Experiments as files: the paper's tables and figures with their plans and numbers, and those of users."""
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import io
-import json
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import filelock
 import pytest
-from cli_helpers import TINY, Outcome, assert_one_line, journal_lines, tiny, until
 
-import weft.cli.app
-from weft import Plan, repro
-from weft.cli.progress import ProgressDisplay
-from weft.repro import Row, Table, tables, writing
-from weft.repro.figures import cost
-from weft.repro.store import COLUMNS, TIMES, Line, Results, csv_text, read_csv, short_hash
-
-pytest_plugins = ["cli_helpers"]
-
-PLAN = ""  # the file of the tiny plan, for tables that are looked up by name
-OTHER_CUT = "notmnist:" + "0" * 16  # of before its copies were kept together; that is known without the images
-ROWS = (Row("fedavg", "fedavg"), Row("avg-fast", "fedavg", {"learning_rate": 0.01}), Row("stl", "stl"))
-
-
-def a_table(*extra: Row, **fields: Any) -> Table:
-    return Table("tiny", "A tiny table", PLAN, (*ROWS, *extra), **{"seeds": 1, **fields})
-
-
-def failing_table() -> Table:
-    return a_table(Row("wild", "fedavg", {"learning_rate": 1e30}))
-
-
-@pytest.fixture
-def made(tmp_path, monkeypatch, capsys) -> Callable[..., Outcome]:
-    """`weft repro tiny` in an empty folder and in this process, one worker."""
-    plan = tmp_path / "plans" / "tiny.toml"
-    plan.parent.mkdir()
-    plan.write_text(tiny().toml())
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setattr(sys.modules[__name__], "PLAN", str(plan))
-    monkeypatch.setitem(repro.TABLES, "tiny", f"{__name__}:a_table")
-
-    def act(*words: str) -> Outcome:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["weft", "repro", "tiny", "--workers", "1", *words])
-        with pytest.raises(SystemExit) as end:
-            weft.cli.app.main()
-        said = capsys.readouterr()
-        return Outcome(int(end.value.code or 0), said.out, said.err)
-
-    return act
-
-
-def written(kind: str, folder: str = "results") -> str:
-    return Path(folder, f"tiny.{kind}").read_text(encoding="utf-8")
-
-
-def lines(folder: str = "results") -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(written("csv", folder))))
-
-
-def lasting(folder: str = "results") -> list[dict[str, str]]:
-    """The lines without what may differ from one run to the next."""
-    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines(folder)]
-
-
-def runs_made() -> dict[str, int]:
-    """Every run folder, and when its result was written."""
-    return {path.parent.name: path.stat().st_mtime_ns for path in Path("runs/repro/tiny").glob("*/summary.json")}
-
-
-def rewrite(change: Callable[[Line], Line]) -> None:
-    path = Path("results/tiny.csv")
-    path.write_text(csv_text(map(change, read_csv(path).values())))
-
-
-# ---- what is run -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_all_of_it_and_then_nothing(made):
-    outcome = made()
-    assert outcome.code == 0, outcome
-    names = {f"{row.label}-s0" for row in ROWS}
-    assert set(runs_made()) == names
-    assert [(line["row"], line["seed"]) for line in lines()] == [("avg-fast", "0"), ("fedavg", "0"), ("stl", "0")]
-    for line in lines():
-        folder = Path("runs/repro/tiny", f"{line['row']}-s{line['seed']}")
-        result = weft.Result(folder)
-        assert float(line["accuracy"]) == result.accuracy
-        assert int(line["c2s_bytes"]) == result.traffic["c2s"]["bytes"]
-        assert line["plan_hash"] == short_hash((folder / "plan.toml").read_text())
-    assert Plan.load(Path("runs/repro/tiny/avg-fast-s0")).learning_rate == 0.01
-    assert "3 of 3 runs finished" in outcome.err
-    assert re.search(r"1 of 3 runs finished, about \d+ s left", outcome.err)
-    assert outcome.out.splitlines()[-3:] == [f"results/tiny.{kind}" for kind in ("csv", "md", "tex")]
-    assert max(map(len, outcome.out.splitlines())) <= 80
-    files, made_then = {kind: written(kind) for kind in ("csv", "md", "tex")}, runs_made()
-    again = made()
-    assert (again.code, again.out, again.err) == (0, outcome.out, "")
-    assert {kind: written(kind) for kind in files} == files
-    assert runs_made() == made_then
-
-
-def test_a_row_is_meant_before_a_method():
-    chosen = {name: [row.label for row in tables.table_ablation().choose([name])] for name in ("fedweit", "without-a")}
-    assert chosen == {"fedweit": ["fedweit"], "without-a": ["without-a"]}
-    assert [row.label for row in cost.figure().choose(["fedavg"])] == [f"fedavg-{kept:g}" for kept in cost.KEPT]
-
-
-@pytest.mark.slow
-def test_some_rows_and_other_seeds_are_added(made):
-    assert made("--only", "stl", "--seeds", "1").code == 0
-    assert set(runs_made()) == {"stl-s0"}
-    assert "`weft repro tiny --seeds 1 --only stl`" in written("md")
-    assert made("--only", "fedavg,avg-fast", "--seeds", "1", "--first-seed", "5").code == 0
-    assert set(runs_made()) == {"stl-s0", "fedavg-s5", "avg-fast-s5"}
-    assert [(line["row"], line["seed"]) for line in lines()] == [("avg-fast", "5"), ("fedavg", "5"), ("stl", "0")]
-    made_by = (
-        "`weft repro tiny --seeds 1 --first-seed 5 --only fedavg,avg-fast` and `weft repro tiny --seeds 1 --only stl`"
-    )
-    assert f"Made by {made_by}." in written("md")
-
-
-@pytest.mark.slow
-def test_results_of_another_machine_count(made):
-    assert made("--seeds", "1", "--only", "stl,fedavg").code == 0
-    before = written("csv")
-    shutil.rmtree("runs")
-    assert made("--seeds", "1", "--only", "stl").code == 0
-    assert written("csv") == before
-    assert not runs_made()
-
-
-@pytest.mark.slow
-def test_a_stale_line_is_run_again_and_replaced(made):
-    assert made("--seeds", "1", "--only", "stl").code == 0
-    before = lasting()
-    shutil.rmtree("runs")
-    rewrite(lambda line: dataclasses.replace(line, plan_hash="0" * 16, accuracy=0.123))
-    assert "| stl | -" in writing.markdown(Results(a_table(), ROWS, range(1), read_csv(Path("results/tiny.csv"))))
-    outcome = made("--seeds", "1", "--only", "stl")
-    assert outcome.code == 0
-    assert [line for line in outcome.err.splitlines() if "stale" in line] == [
-        "results/tiny.csv has stl s0 of another plan: stale, run again (--out keeps yours apart)"
-    ]
-    assert set(runs_made()) == {"stl-s0"}
-    assert lasting() == before
-
-
-@pytest.mark.slow
-def test_lines_of_other_images_are_run_again_or_left_out(made):
-    assert made("--seeds", "1", "--only", "stl,fedavg").code == 0
-    before = lasting()
-    rewrite(lambda line: dataclasses.replace(line, images=OTHER_CUT))
-    shutil.rmtree("runs")
-    outcome = made("--seeds", "1", "--only", "stl")
-    said = "of other images of notmnist, or of another cut of them"
-    assert [line for line in outcome.err.splitlines() if "other images" in line] == [
-        f"results/tiny.csv has fedavg s0 {said}: kept there, left out of the means",
-        f"results/tiny.csv has stl s0 {said}: stale, run again (--out keeps yours apart)",
-    ]
-    assert set(runs_made()) == {"stl-s0"}
-    assert [line["images"] for line in lines()] == [OTHER_CUT, ""]
-    assert lasting()[1] == before[1]
-    assert "| fedavg | -" in written("md")
-
-
-@pytest.mark.slow
-def test_a_run_folder_of_other_images_is_refused_before_anything_runs(made):
-    assert made("--seeds", "1", "--only", "stl").code == 0
-    path = Path("runs/repro/tiny/stl-s0/environment.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "images": dict([OTHER_CUT.split(":")])}))
-    assert made("--seeds", "1", "--only", "stl").code == 0, "its line is of now: the folder is in nobody's way"
-    rewrite(lambda line: dataclasses.replace(line, images=OTHER_CUT))
-    before = {kind: written(kind) for kind in ("csv", "md", "tex")}
-    outcome = made("--seeds", "1")
-    assert_one_line(
-        outcome, "runs/repro/tiny/stl-s0 is of other images of notmnist", "remove it or choose another --runs"
-    )
-    assert set(runs_made()) == {"stl-s0"}
-    assert {kind: written(kind) for kind in before} == before
-
-
-def test_lines_that_nobody_asked_for_are_kept_and_not_counted(made):
-    assert made("--seeds", "1", "--only", "stl").code == 0
-    rewrite(lambda line: dataclasses.replace(line, row="gone"))
-    old = lines()
-    outcome = made("--seeds", "1", "--only", "stl")
-    assert "results/tiny.csv has gone s0 of another plan or table: kept there" in outcome.err
-    assert lines()[0] == old[0]
-    assert [line["row"] for line in lines()] == ["gone", "stl"]
-    assert "gone" not in written("md")
-
-
-@pytest.mark.slow
-def test_a_run_folder_of_another_plan_is_refused_before_anything_runs(made):
-    assert made("--seeds", "1", "--only", "stl").code == 0
-    before = written("csv")
-    Path(PLAN).write_text(tiny(batch_size=5).toml())
-    outcome = made("--seeds", "1")
-    assert_one_line(outcome, "runs/repro/tiny/stl-s0", "another plan", "remove it or choose another --runs")
-    assert set(runs_made()) == {"stl-s0"}
-    assert written("csv") == before
-    outcome = made("--seeds", "1", "--only", "stl", "--runs", "others")
-    assert outcome.code == 0
-    assert "stale" in outcome.err
-    assert Path("others/stl-s0/summary.json").exists()
-    assert written("csv") != before
-
-
-def test_a_folder_that_is_no_run_is_refused(made):
-    Path("runs/repro/tiny/stl-s0").mkdir(parents=True)
-    Path("runs/repro/tiny/stl-s0/notes.txt").write_text("mine")
-    assert_one_line(made("--seeds", "1"), "stl-s0 is no run folder", "--runs")
-    assert not Path("results").exists()
-
-
-def test_a_place_that_cannot_be_written_is_found_before_the_first_run(made):
-    Path("results").write_text("a file")
-    assert_one_line(made("--seeds", "1"), "results", "--out")
-    assert not Path("runs").exists()
-
-
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", ",".join(COLUMNS) + "\nfedavg,fedavg\n"])
-def test_a_csv_of_something_else_is_not_written_over(made, text):
-    Path("results").mkdir()
-    Path("results/tiny.csv").write_text(text)
-    assert_one_line(made(), "results/tiny.csv", "move it away")
-    assert written("csv") == text
-    assert not Path("runs").exists()
-
-
-# ---- stopping, going on, failing -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_stopped_and_gone_on_with(made, monkeypatch):
-    assert made("--out", "whole", "--runs", "whole-runs").code == 0
-    answers = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]
-    count = 0
-
-    def answered(bars: ProgressDisplay, *_: Any) -> None:
-        nonlocal count
-        count += 1
-        if count == answers + answers // 2:  # in the second run
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(ProgressDisplay, "answered", answered)
-        outcome = made()
-    assert outcome.code == 130
-    assert "resume: weft repro tiny --workers 1" in outcome.err
-    assert [line["row"] for line in lines()] == ["fedavg"]
-    assert "| fedavg | " in written("md")
-    outcome = made()
-    assert outcome.code == 0
-    assert "2 of 3 runs to do" in outcome.err
-    assert "resumed" in Path("runs/repro/tiny/avg-fast-s0/journal.jsonl").read_text()
-    assert lasting() == lasting("whole")
-    for kind in ("md", "tex"):
-        assert written(kind) == written(kind, "whole")
-
-
-@pytest.mark.slow
-def test_stopped_before_the_first_run_is_over_nothing_has_changed(made, monkeypatch):
-    assert made("--seeds", "1", "--only", "stl,fedavg").code == 0  # the folder of the second one stays
-    rewrite(lambda line: line if line.row == "fedavg" else dataclasses.replace(line, plan_hash="0" * 16))
-    shutil.rmtree("runs/repro/tiny/stl-s0")
-    before = {kind: written(kind) for kind in ("csv", "md", "tex")}
-
-    def answered(bars: ProgressDisplay, *_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ProgressDisplay, "answered", answered)
-    assert made().code == 130
-    assert {kind: written(kind) for kind in before} == before
-
-
-@pytest.mark.slow
-def test_a_failed_run_does_not_stop_the_table(made, monkeypatch):
-    monkeypatch.setitem(repro.TABLES, "tiny", f"{__name__}:failing_table")
-    outcome = made("--seeds", "1", "--only", "wild,stl")
-    assert outcome.code == 1
-    assert re.search(r"^weft: wild s0 failed: .*(diverged|finite).*", outcome.err, re.MULTILINE)
-    assert [line["row"] for line in lines()] == ["stl"]
-    assert "| wild | - | - |" in written("md")
-    assert "- wild s0: " in written("md")
-    found = made("--seeds", "1", "--only", "wild", "--json")
-    assert found.code == 1
-    assert [(one["row"], one["seed"]) for one in json.loads(found.out)["failed"]] == [("wild", 0)]
-
-
-def test_as_json(made):
-    outcome = made("--seeds", "1", "--only", "stl", "--json")
-    assert outcome.code == 0
-    found = json.loads(outcome.out)
-    assert found["commands"] == ["weft repro tiny --seeds 1 --only stl"]
-    assert [row["row"] for row in found["rows"]] == ["fedavg", "avg-fast", "stl"]
-    row = found["rows"][2]
-    assert row["accuracy"] == {"mean": 100 * float(lines()[0]["accuracy"]), "deviation": None}
-    assert (row["seeds"], row["up"], found["failed"], found["kendall_tau"]) == (1, None, [], None)
-
-
-SCRIPT = """
-import sys
-sys.path.insert(0, sys.argv.pop(1))
-import test_repro
-from weft.cli import app as cli
-from weft import repro
-from weft.runs import session
-session.SAVE_SHARE = 0
-test_repro.PLAN = sys.argv.pop(1)
-repro.TABLES["tiny"] = "test_repro:" + sys.argv.pop(1)
-cli.main()
-"""
-
-
-def process(table: str, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(Path(__file__).parent), PLAN, table, "repro", "tiny", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_real_signal_and_two_workers(made, number):
-    assert made("--seeds", "2", "--out", "whole", "--runs", "whole-runs").code == 0
-    first = process("a_table", "--workers", "2", "--seeds", "2")
-    until(lambda: journal_lines(Path("runs/repro/tiny/stl-s0")) > 2)
-    os.kill(first.pid, number)
-    _, said = first.communicate(timeout=60)
-    if number == signal.SIGINT:
-        assert first.returncode == 130
-        assert "resume: weft repro tiny --workers 2 --seeds 2" in said
-    assert 2 <= len(lines()) < 6
-    second = process("a_table", "--workers", "2", "--seeds", "2")
-    _, said = second.communicate(timeout=120)
-    assert second.returncode == 0, said
-    assert lasting() == lasting("whole")
-
-
-@pytest.mark.slow
-def test_runs_after_a_failed_one_have_fresh_workers(made):
-    running = process("failing_table", "--workers", "2", "--seeds", "2")
-    _, said = running.communicate(timeout=120)
-    assert running.returncode == 1, said
-    assert said.count("weft: wild s") == 2
-    failed = lasting()
-    assert made("--seeds", "2", "--out", "whole", "--runs", "whole-runs").code == 0
-    assert failed == lasting("whole")
-
-
-def test_a_run_that_another_process_is_at_is_no_failure(made, monkeypatch):
-    """It is told, and the page says nothing of it; what is drawn at the end is drawn also if it was the last."""
-    assert made("--only", "stl").code == 0
-    (folder,) = Path("runs").rglob("stl-s0")
-    (folder / "summary.json").unlink()  # as if it went on
-    Path("results/tiny.csv").unlink()
-    with filelock.FileLock(folder / ".lock"):
-        outcome = made("--only", "stl")
-    assert outcome.code == 1
-    assert "another process is working on" in outcome.err
-    assert "Failed" not in written("md")
-    drawn, others = [], writing.TableDesk.others
-
-    def noted(desk: Any, results: Any, more_to_come: bool) -> Any:
-        drawn.append(not more_to_come)
-        return others(desk, results, more_to_come)
-
-    monkeypatch.setattr(writing.TableDesk, "others", noted)
-    with filelock.FileLock(folder / ".lock"):
-        assert made("--only", "fedavg,stl").code == 1
-    assert drawn == [False, True]
-
-
-# ---- mistakes -------------------------------------------------------------------------------------------------------
+from weft import methods, repro
+from weft.errors import WeftError
+from weft.plan import ready_plans
+from weft.repro.figures import FIGURES
+from weft.repro.output import commands
+from weft.repro.store import Results
+
+EVERY = {name: repro.load(name) for name in repro.ready_experiments()}
+SIZES = [
+    (name, scale) for name, one in EVERY.items() for scale in (("paper", "small") if one.small is not None else (None,))
+]
+
+
+@pytest.mark.parametrize(("name", "scale"), SIZES)
+def test_every_experiment_has_valid_plans(name, scale):
+    experiment = repro.load(name, scale)
+    assert (experiment.name, experiment.scale) == (name, scale)
+    assert experiment.plan in ready_plans()
+    for row in experiment.rows:
+        plan = experiment.plan_of(row, 7)
+        assert (plan.seed, plan.method) == (7, row.method)
+        assert set(row.paper) <= set(experiment.measures)
+        if experiment.figure:
+            assert plan.rounds_per_task == (20 if scale == "paper" or name == "fig-transfer" else 8)
+
+
+def test_every_figure_has_an_experiment():
+    assert {one.figure for one in EVERY.values() if one.figure} == set(FIGURES)
+
+
+def test_the_table_of_all_methods():
+    table = repro.load("methods-glyphs")
+    assert [row.label for row in table.rows] == [*methods.METHODS, *methods.COMBINATIONS, "ewc-1e4"]
+    assert (table.seeds, table.first_seed) == (3, 0)
+
+
+def test_a_table_at_the_small_scale_has_different_files():
+    small = repro.load("table2-cifar", "small")
+    assert (repro.load("table2-cifar").stem, small.stem) == ("table2-cifar", "table2-cifar-small")
+    assert commands(Results(small, small.rows, range(1))) == ["weft repro table2-cifar --seeds 1 --scale small"]
+    with pytest.raises(WeftError, match="one size only"):
+        repro.load("methods-glyphs", "small")
+
+
+def sizes(name: str, scale: str | None, index: int = 0) -> tuple[Any, ...]:
+    table = repro.load(name, scale)
+    plan = table.plan_of(table.rows[index], 0)
+    return plan.clients, plan.tasks, plan.rounds_per_task, plan.epochs_per_round, plan.network, plan.scenario
+
+
+def test_the_settings_of_the_papers_tables():
+    cifar, mixed = "overlapped-cifar100", "noniid-35"
+    assert sizes("table1", "paper") == (100, 10, 20, 1, "lenet", cifar)
+    assert sizes("table1", "small") == (20, 5, 8, 1, "lenet", cifar)
+    assert sizes("table2-cifar", "paper") == (5, 10, 20, 1, "lenet", cifar)
+    assert sizes("table2-cifar", "small") == (5, 5, 8, 1, "lenet", cifar)
+    assert sizes("table-resnet", "paper") == (5, 7, 20, 1, "resnet18", mixed)
+    assert sizes("table-resnet", "small") == (5, 5, 8, 1, "resnet18", mixed)
+    assert sizes("table-20tasks", "paper") == (5, 20, 20, 1, "lenet", cifar)
+    assert sizes("table-20tasks", "small") == (5, 20, 8, 1, "lenet", cifar)
+    assert sizes("table-ablation", "small") == (5, 5, 8, 1, "lenet", mixed)
+    epochs = [(20, 1), (10, 2), (4, 5), (1, 20)]
+    assert [sizes("table-epochs", "paper", index)[1:4] for index in range(4)] == [(10, *one) for one in epochs]
+    assert [sizes("table-epochs", "small", index)[1:4] for index in range(4)] == [(5, *one) for one in epochs]
+    table = repro.load("table-ablation")
+    ablated = [table.plan_of(row, 0).method_options["ablate"] for row in table.rows]
+    assert ablated == [[], ["b_comm"], ["a_comm"], ["a"], ["m"]]
+
+
+def test_the_full_method_is_one_run_in_three_tables():
+    plans = set()
+    for name in ("table2-noniid", "table-ablation", "table-regularizers"):
+        table = repro.load(name)
+        (row,) = table.choose(["fedweit"])
+        plans.add(table.plan_of(row, 3).toml())
+    assert len(plans) == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("name", "row", "numbers"),
     [
-        (["--only", "fedavgg"], ["tiny has no row 'fedavgg'", "did you mean fedavg?"]),
-        (["--only", "stl,"], ["no row ''"]),
-        (["--seeds", "0"], ["--seeds"]),
-        (["--seeds", "many"], ["--seeds", "many"]),
-        (["--first-seed", "-1"], ["--first-seed"]),
-        (["--workers", "0"], ["workers", "1 or more"]),
+        ("methods-glyphs", "fedweit", {"accuracy": (84.11, 0.27), "forgetting": (0, 0)}),
+        ("table1", "fedweit", {"accuracy": (39.58, 0.27), "forgetting": (0.01, 0), "model": (4030, None)}),
+        ("table1", "stl", {"accuracy": (32.96, 0.23), "model": (12200, None)}),
+        (
+            "table2-cifar",
+            "fedweit",
+            {
+                "accuracy": (55.16, 0.19),
+                "forgetting": (0.01, 0),
+                "model": (75, None),
+                "up": (370, None),
+                "down": (1070, None),
+            },
+        ),
+        ("table-resnet", "fedprox+apd", {"accuracy": (92.89, 0.22), "forgetting": (0.02, 0.01), "model": (2050, None)}),
+        (
+            "table-epochs",
+            "4x5",
+            {"accuracy": (53.73, 0.44), "model": (83, None), "up": (80, None), "down": (220, None)},
+        ),
+        (
+            "table-regularizers",
+            "without-l2",
+            {"accuracy": (56.76, 0.84), "model": (63.44, None), "backward_transfer": (-0.3203, None)},
+        ),
     ],
 )
-def test_mistakes_are_one_line_and_leave_nothing_behind(made, words, said):
-    assert_one_line(made(*words), *said)
-    assert not list(Path().iterdir())
+def test_numbers_of_the_paper(name, row, numbers):
+    (found,) = repro.load(name).choose([row])
+    assert found.paper == numbers
 
 
-def test_missing_images_are_told_once_and_before_anything_is_written(made, monkeypatch, tmp_path):
-    monkeypatch.setenv("WEFT_DATA", str(tmp_path / "empty"))
-    plan = tmp_path / "plans" / "tiny.toml"
-    plan.write_text('scenario = "overlapped-cifar100"\nclients = 2\ntasks = 1\nnetwork = "mlp"\n')
-    assert_one_line(made("--seeds", "2"), "cifar100 is not there", "weft data get cifar100")
-    assert not list(Path().iterdir())
+def test_rows_are_chosen_by_label_before_method():
+    table, cost = repro.load("table-ablation"), repro.load("fig-cost")
+    for name in ("fedweit", "without-a"):
+        assert [row.label for row in table.choose([name])] == [name]
+    assert [row.label for row in cost.choose(["fedavg"])] == ["fedavg-0.03", "fedavg-0.1", "fedavg-0.3", "fedavg-1"]
+    with pytest.raises(WeftError, match=r"no row .fedwiet.*fedweit"):
+        table.choose(["fedwiet"])
+
+
+def test_an_unknown_name():
+    with pytest.raises(WeftError, match=r"did you mean methods-glyphs\?"):
+        repro.load("method-glyphs")
+
+
+# ---- files of users --------------------------------------------------------------------------------------------------
+
+MINE = """
+title = "My table"
+plan = "my_plan.toml"
+set = { rounds_per_task = 3 }
+small = { tasks = 1 }
+
+[rows]
+fedavg = { paper = { accuracy = [50.0, 1.5], model = 7 } }
+slow = { method = "fedavg", plan = "demo", set = { scenario.train = 20, learning_rate = 1e-4 } }
+"""
+
+
+def test_an_experiment_of_a_user(tmp_path):
+    (tmp_path / "my_plan.toml").write_text("clients = 2\ntasks = 4\n")
+    (tmp_path / "mine.toml").write_text(MINE)
+    paper, small = (repro.load(str(tmp_path / "mine.toml"), scale) for scale in (None, "small"))
+    assert (paper.stem, small.stem, paper.rows[0].paper["model"]) == ("mine", "mine-small", (7, None))
+    first, second = (small.plan_of(row, 1) for row in small.rows)
+    assert (first.clients, first.tasks, first.rounds_per_task) == (2, 1, 3)
+    assert (second.learning_rate, second.scenario_options["train"]) == (1e-4, 20)
+    assert commands(Results(paper, paper.rows, range(3))) == [f"weft repro {tmp_path / 'mine.toml'} --seeds 3"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (("title", "titel"), "unknown key titel; did you mean title"),
+        (("[rows]", "[row]"), "unknown key row; did you mean rows|rows: field required"),
+        (("model = 7", "modell = 7"), r"rows\.fedavg\.paper\.modell"),
+        (("{ method = ", "{ methd = "), r"unknown key rows\.slow\.methd; did you mean method"),
+        (("fedavg = {", '"a/b" = {'), r"rows\.a/b\.label"),
+        (("fedavg = {", "fedavg = { = {"), "not valid TOML"),
+        (('title = "My table"', 'title = "My table"\nfigure = "costs"'), "figure"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_line(tmp_path, change, error):
+    (tmp_path / "mine.toml").write_text(MINE.replace(*change))
+    with pytest.raises(WeftError, match=rf"mine\.toml.*({error})") as found:
+        repro.load(str(tmp_path / "mine.toml"))
+    assert "\n" not in str(found.value)
+    with pytest.raises(WeftError, match=r"yours\.toml cannot be read"):
+        repro.load(str(tmp_path / "yours.toml"))
+
+
+def test_a_ready_plan_comes_before_a_file_of_its_name(tmp_path, monkeypatch):
+    (tmp_path / "methods").write_text("clients = 77")
+    monkeypatch.chdir(tmp_path)
+    table = repro.load("methods-glyphs")
+    assert table.plan_of(table.rows[0], 0).clients == 4
+
+
+def test_the_page_lists_every_table_and_figure():
+    page = (Path(__file__).resolve().parent.parent / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `([\w-]+)` \|[^|]*\| (\d+ x \d+) \|", page, flags=re.MULTILINE))
+    assert listed == {name: f"{len(one.rows)} x {one.seeds}" for name, one in EVERY.items()}

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -13,22 +14,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cli_helpers import Outcome, assert_one_line
 from PIL import Image
 
+import weft.cli.app
 from weft import repro
 from weft.errors import WeftError
 from weft.metrics import Spread
-from weft.repro import Figure, Row
-from weft.repro.figures import attention, points, reading
-from weft.repro.figures.points import Point
-from weft.repro.figures.writing import FigureDesk, as_object, markdown
+from weft.report.reading import read_run
+from weft.repro import Experiment, Row, drawing, output
+from weft.repro.attention import by_dataset, first_connected, shown_tasks
+from weft.repro.curves import by_round, panels_of
+from weft.repro.drawing import Line, Lines
+from weft.repro.figures import FIGURES
 from weft.repro.runner import Request, reproduce
-from weft.repro.store import Results
+from weft.repro.store import Record, Results, Store, short_hash
 from weft.runs.folder import accuracy_matrices, read_plan
 from weft.runs.result import Result
 
 pytest_plugins = ["cli_helpers", "data_helpers"]
 
+NAMES = [name for name in repro.ready_experiments() if repro.load(name).figure]
 SMALL_NETWORK = {"network": "mlp", "network.hidden": 8, "network.features": 8, "rounds_per_task": 2, "batch_size": 20}
 TINY: dict[str, dict[str, Any]] = {  # what a figure's plans are cut to, besides the network
     "fig-interference": {"scenario.images": 50, "scenario.sender_images": 50},
@@ -48,23 +54,22 @@ SOME = {  # rows enough to see whether it works
 }
 
 
-def tiny_figure(name: str) -> Figure:
+def tiny_figure(name: str) -> Experiment:
     found = repro.load(name)
-    assert isinstance(found, Figure)
 
     def cut(row: Row) -> Row:
-        keys = {**SMALL_NETWORK, **TINY[name], **row.keys}
+        keys = {**SMALL_NETWORK, **TINY[name], **row.set}
         if name == "fig-adaptation":
             count = CLIENTS[row.label.rpartition("-")[2]]
             keys |= {"clients": count, **({"clients_per_round": 2} if row.plan else {})}
-        return dataclasses.replace(row, keys=keys)
+        return row.model_copy(update={"set": keys})
 
-    rows = found.choose(SOME.get(name))
-    return dataclasses.replace(found, rows=tuple(map(cut, rows)), scale=None, seeds=1)
+    rows = tuple(map(cut, found.choose(SOME.get(name))))
+    return found.model_copy(update={"rows": rows, "small": None, "scale": None, "seeds": 1})
 
 
 class Silent:
-    """Nobody looks on."""
+    """Shows nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
@@ -77,8 +82,8 @@ class Made:
         self.figure = tiny_figure(name)
         self.out, self.runs = folder / "results", folder / "runs"
         request = Request(self.figure, self.figure.rows, range(1), self.runs)
-        self.desk = FigureDesk(self.figure, self.out)
-        self.results, self.files = reproduce(request, self.desk, 1, Silent(), pytest.fail)  # type: ignore[arg-type]
+        self.store = Store(self.figure, self.out, output.render)
+        self.results, self.files = reproduce(request, self.out, 1, Silent(), pytest.fail)  # type: ignore[arg-type]
         assert not self.results.failures
 
     def run(self, label: str) -> Path:
@@ -90,7 +95,7 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(small_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Each figure is made once, by whoever asks first."""
+    """Each figure is made once, by the first test that needs it."""
     known: dict[str, Made] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_DATA", str(small_cache))
@@ -111,11 +116,11 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_every_figure_is_tested():
-    assert set(TINY) == set(repro.FIGURES)
+    assert set(TINY) == set(NAMES)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", repro.FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_files_of_a_figure(name, made):
     one = made(name)
     kinds = [path.suffix for path in one.files]
@@ -135,51 +140,39 @@ def test_the_files_of_a_figure(name, made):
     assert one.figure.note in page
     assert "One seed." in page
     assert "nan" not in page
-    assert "do not compare" not in page
+    assert "cannot be compared" not in page
     plans = {line["plan_hash"] for line in one.lines()}
     assert len(plans) == len(one.figure.rows)
     assert all(line["images"] for line in one.lines() if "glyphs" not in ",".join(line.values()))  # which are drawn
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", repro.FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_same_numbers_give_the_same_files_without_the_runs(name, made):
     one = made(name)
     before = {path: path.read_bytes() for path in one.files}
-    results = Results(one.figure, one.figure.rows, range(1), one.desk.known())
+    results = Results(one.figure, one.figure.rows, range(1), one.store.read())
     assert results.current() == one.results.current()
-    assert one.desk.write(results) == one.files
+    assert one.store.write(results) == one.files
     assert {path: path.read_bytes() for path in one.files} == before
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", repro.FIGURES)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_figure_of_one_row_can_be_drawn(name, made):
     one = made(name)
     row = one.figure.rows[0]
-    some = {key: run for key, run in one.results.lines.items() if run.row == row.label}
+    some = {key: run for key, run in one.results.records.items() if run.row == row.label}
     results = Results(one.figure, (row,), range(1), some)
-    assert set(one.desk.others(results, more_to_come=False)) >= {".md", ".png", ".svg"}
-
-
-@pytest.mark.parametrize("name", repro.FIGURES)
-@pytest.mark.parametrize("scale", ["paper", "small"])
-def test_every_figure_has_plans_that_are_valid(name, scale):
-    figure = repro.load(name, scale)
-    assert isinstance(figure, Figure)
-    assert (figure.name, figure.scale) == (name, scale)
-    for row in figure.rows:
-        plan = figure.plan_of(row, 7)
-        assert (plan.seed, plan.method) == (7, row.method)
-        assert plan.rounds_per_task == (20 if scale == "paper" or name == "fig-transfer" else 8)
+    assert set(output.render(results, more_to_come=False)) >= {".md", ".png", ".svg"}
 
 
 def test_a_figure_of_nothing_has_a_page_and_no_picture(tmp_path):
     figure = tiny_figure("fig-cost")
-    desk = FigureDesk(figure, tmp_path)
-    results = Results(figure, figure.rows, range(1), {})
-    assert [path.name for path in desk.write(results)] == ["fig-cost.csv", "fig-cost.md"]
-    assert "Nothing has been run yet." in markdown(results, [])
+    results = Results(figure, figure.rows, range(1))
+    files = Store(figure, tmp_path, output.render).write(results)
+    assert [path.name for path in files] == ["fig-cost.csv", "fig-cost.md"]
+    assert "Nothing has been run yet." in files[1].read_text()
 
 
 # ---- each of them ----------------------------------------------------------------------------------------------------
@@ -276,83 +269,186 @@ def test_cost_is_what_the_run_says(made):
 
 @pytest.mark.slow
 def test_attention_is_that_of_the_saved_states(made):
-    from weft import scenarios
-    from weft.core.storage import State
-    from weft.runs.folder import read_manifest
-
     one = made("fig-attention")
-    folder = one.run("fedweit")
-    plan = read_plan(folder)
-    sequences = scenarios.of(plan).sequences
-    state = State.load(folder / "checkpoints", read_manifest(folder / "checkpoints")["clients"]["1"])
-    given = state.numbers["foreign/2"]
-    assert given
-    assert attention.first_connected(plan) == 0  # the mlp's first layer
-    values = state.archive["attention/2"].view(-1, len(given))[0].tolist()
-    names = [sequences[int(key.split(".")[0])][int(key.split(".")[1])].name for key in given]
-    found = [line for line in one.lines() if line["task"] == sequences[1][2].name]
-    assert [(line["foreign_task"], float(line["attention"])) for line in found] == list(zip(names, values, strict=True))
-    assert {float(line["foreign_count"]) for line in found} == {len(given)}
-    own = {task.name for task in sequences[1]}
-    assert not own & set(names), "a client was given its own A"
+    run = read_run(one.run("fedweit"))
+    received = [item for item in run.attention if (item.client, item.task) == (1, 2)]
+    assert received
+    wanted = [
+        (run.task_name(item.sender, item.sender_task), item.alphas[0]) for item in received
+    ]  # the mlp's first layer
+    found = [line for line in one.lines() if line["task"] == run.task_name(1, 2)]
+    assert [(line["foreign_task"], float(line["attention"])) for line in found] == wanted
+    assert {float(line["foreign_count"]) for line in found} == {len(received)}
+    assert not {run.task_name(1, task) for task in range(3)} & {name for name, _ in wanted}, "received its own A"
 
 
 # ---- points ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_client_that_stopped_keeps_its_last_value(tmp_path, made):
-    plan = read_plan(made("fig-cost").run("fedavg-1"))
-    events = [
-        (0, 0, 0.5),
-        (1, 0, 0.7),
-        (1, 1, 0.9),
-        (1, 1, 0.9),
-    ]  # client, round, accuracy; one line stands there twice
-    lines = [
-        json.dumps({"event": "reply", "client": client, "task": 0, "round": place, "valid_accuracy": value})
-        for client, place, value in events
-    ]
-    lines += [json.dumps({"event": "reply", "client": 0, "task": 0, "round": 1, "stopped": True})]
-    (tmp_path / "journal.jsonl").write_text("\n".join(['{"event": "created"}', *lines]) + "\n")
-    assert reading.by_round(tmp_path, plan) == {0: pytest.approx([0.6, 0.7])}
-    assert reading.by_round(tmp_path, plan, {1}) == {0: [0.7, 0.9]}
-    (tmp_path / "journal.jsonl").write_text("{}\n")
-    with pytest.raises(WeftError, match=r"journal\.jsonl is damaged"):
-        reading.by_round(tmp_path, plan)
+    run = read_run(made("fig-cost").run("fedavg-1"))
+    rounds = [(0, 0, 0.5), (1, 0, 0.7), (1, 1, 0.9)]  # client, round, accuracy
+    kept = tuple(run.rounds[0]._replace(client=c, task=0, round=r, valid_accuracy=a) for c, r, a in rounds)
+    stopped = run.rounds[0]._replace(client=0, task=0, round=1, valid_accuracy=None)
+    run = dataclasses.replace(run, rounds=(*kept, stopped))
+    assert by_round(run) == {0: pytest.approx([0.6, 0.7])}
+    assert by_round(run, {1}) == {0: [0.7, 0.9]}
+
+
+@pytest.mark.slow
+def test_a_damaged_journal_is_an_error(tmp_path, made):
+    import shutil
+
+    folder = Path(shutil.copytree(made("fig-interference").run("svhn"), tmp_path / "run"))
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(WeftError, match=r"journal\.jsonl is damaged.*run again"):
+        FIGURES["interference"].points(Row(label="svhn", method="fedavg"), folder)
 
 
 def test_means_over_seeds_in_the_order_of_the_rows():
-    rows = (Row("b", "fedavg"), Row("a", "fedavg"))
-    runs = [
-        points.Plotted(label, "fedavg", seed, (Point("p", label, 1, value),), "", "")
+    rows = tuple(Row(label=label, method="fedavg") for label in ("b", "a"))
+    columns = ("p", "s", "x", "y")
+    records = [
+        Record(label, "fedavg", seed, "", "", (dict(zip(columns, ("p", label, 1, value), strict=True)),))
         for label, seed, value in (("a", 0, 1.0), ("b", 0, 2.0), ("b", 1, 4.0))
     ]
-    found = points.panels_of(rows, runs)
-    assert list(found["p"]) == ["b", "a"]
-    assert found["p"]["b"] == [(1, Spread(3.0, pytest.approx(2**0.5)))]
+    panels = panels_of(rows, columns, records)
+    assert list(panels["p"]) == ["b", "a"]
+    assert panels["p"]["b"] == [(1, Spread(3.0, pytest.approx(2**0.5)))]
 
 
 def test_bands_and_the_object_of_a_figure(made, tmp_path):
     one = made("fig-cost")
-    runs = {}
-    for run in one.results.current():
+    records = {}
+    for record in one.results.current():
+        (row,) = (row for row in one.figure.rows if row.label == record.row)
         for seed in (0, 1):
-            plan_hash = points.short_hash(one.figure.plan_of(_row(one, run.row), seed).toml())
-            runs[run.row, seed] = dataclasses.replace(run, seed=seed, plan_hash=plan_hash)
-    results = Results(one.figure, one.figure.rows, range(2), runs)
-    FigureDesk(one.figure, tmp_path).write(results)
+            plan_hash = short_hash(one.figure.plan_of(row, seed).toml())
+            records[record.row, seed] = dataclasses.replace(record, seed=seed, plan_hash=plan_hash)
+    results = Results(one.figure, one.figure.rows, range(2), records)
+    Store(one.figure, tmp_path, output.render).write(results)
     page = (tmp_path / "fig-cost.md").read_text()
     assert "Made by `weft repro fig-cost --seeds 2`" in page
-    assert "Means over seeds, bands: ± sample deviation." in page
-    found = as_object(results)
+    assert "± sample standard deviation" in page
+    found = output.as_object(results)
     assert found["figure"] == "fig-cost"
-    assert found["panels"]["accuracy"]["fedavg"][0] == [
-        0.03,
-        pytest.approx(found["panels"]["accuracy"]["fedavg"][0][1]),
-        0,
-    ]
+    keep, _, deviation = found["panels"]["accuracy"]["fedavg"][0]
+    assert (keep, deviation) == (0.03, 0)
     json.dumps(found)
 
 
-def _row(one: Made, label: str) -> Row:
-    return next(row for row in one.figure.rows if row.label == label)
+# ---- charts from numbers by hand -------------------------------------------------------------------------------------
+
+
+def test_the_papers_tasks_are_shown_if_they_exist():
+    curve = [(5.0, Spread(0.2, None))]
+    panels = {"mnist-0": {"svhn-1": curve}, "mnist-1": {"svhn-1": curve, "svhn-0": curve}, "cifar100-3": {"a-0": curve}}
+    assert shown_tasks(panels) == ["mnist-0", "cifar100-3"]
+    del panels["mnist-0"]
+    assert shown_tasks(panels) == ["mnist-1", "cifar100-3"]
+    assert by_dataset(panels)["mnist", "svhn"] == (1.0, 2)
+    assert first_connected([(64, 3, 3, 3), (64, 64, 3, 3)]) == 1
+
+
+def test_attention_is_drawn_from_the_largest_as_in_the_text():
+    of = {name: [(2.0, Spread(value, None))] for name, value in {"a-0": 0.4, "mnist-1": 0.6, "svhn-0": 0.5}.items()}
+    ((stems,),) = FIGURES["attention"].charts({"mnist-0": of})[""].panels
+    assert [stem.name for stem in stems.stems] == ["MNIST (1)", "SVHN (0)", "a (0)"]
+    assert "MNIST (1) 0.6000, SVHN (0) 0.5000, a (0) 0.4000" in FIGURES["attention"].text({"mnist-0": of})[0]
+
+
+def test_a_band_ends_at_0_and_100_percent():
+    line = Line("FedWeIT", "red", "o", "-", [(0.0, Spread(0.95, 0.1)), (1.0, Spread(0.05, 0.1))])
+    (axes,) = drawing.draw(drawing.Chart([[Lines("", "x", "y", [line])]], (3, 3))).axes
+    (band,) = axes.collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0, 100)
+
+
+@pytest.mark.parametrize(("tasks", "wanted"), [(10, [3, 6, 8]), (7, [2, 4, 6]), (5, [2, 3, 4]), (2, [1])])
+def test_the_chosen_tasks_of_forgetting_are_at_the_papers_positions(tasks, wanted):
+    panels = {f"task {number}": {"fedweit": [(1.0, Spread(0.5, None))]} for number in range(1, tasks)}
+    ((*lines,),) = FIGURES["forgetting"].charts(panels)[""].panels
+    assert [one.title for one in lines] == [f"task {number}" for number in wanted]
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+COST = """
+title = "A tiny figure"
+figure = "cost"
+plan = "overlapped-cifar100"
+method = "fedavg"
+seeds = 1
+set = { clients = 2, tasks = 2, rounds_per_task = 2, batch_size = 20, network = "mlp" }
+
+[rows]
+"fedavg-0.3" = { set = { method.keep = 0.3 } }
+fedavg-1 = { set = { method.keep = 1.0 } }
+"""
+
+
+@pytest.fixture
+def weft_repro(small_data, tmp_path, monkeypatch, capsys):
+    """`weft repro` in a folder with the experiments mine.toml and other.toml."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "other"):
+        Path(f"{name}.toml").write_text(COST)
+
+    def act(*words: str) -> Outcome:
+        capsys.readouterr()
+        monkeypatch.setattr(sys, "argv", ["weft", "repro", *words])
+        with pytest.raises(SystemExit) as end:
+            weft.cli.app.main()
+        printed = capsys.readouterr()
+        return Outcome(int(end.value.code or 0), printed.out, printed.err)
+
+    return act
+
+
+@pytest.mark.slow
+def test_a_figure_by_its_command(weft_repro):
+    outcome = weft_repro("mine.toml", "--workers", "1", "--only", "fedavg-1")
+    assert outcome.code == 0, outcome
+    assert "1 of 1 runs finished" in outcome.err
+    assert outcome.out.splitlines()[-4:] == [f"results/mine.{kind}" for kind in ("csv", "md", "png", "svg")]
+    assert "| FedAvg | " in outcome.out
+    again = weft_repro("mine.toml", "--workers", "1", "--json")
+    assert again.code == 0, again
+    assert [x for x, *_ in json.loads(again.out)["panels"]["accuracy"]["fedavg"]] == [0.3, 1]
+    assert "1 of 2 runs to do" in again.err
+    assert weft_repro("mine.toml").err == ""
+
+
+def test_without_matplotlib_nothing_is_run(weft_repro, monkeypatch):
+    monkeypatch.setattr(drawing, "find_spec", lambda name: None)
+    assert_one_line(weft_repro("mine.toml"), "matplotlib", 'pip install "weft[figures]"')
+    assert not Path("results").exists()
+    assert not Path("runs").exists()
+
+
+@pytest.mark.slow
+def test_a_run_of_the_same_plan_serves_two_figures(weft_repro):
+    assert weft_repro("mine.toml", "--workers", "1", "--only", "fedavg-1").code == 0
+    broken = Path("runs/repro/broken/fedavg-1-s0")
+    broken.mkdir(parents=True)
+    (broken / "plan.toml").write_bytes(Path("runs/repro/mine/fedavg-1-s0/plan.toml").read_bytes())
+    outcome = weft_repro("other.toml", "--only", "fedavg-1")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert not Path("runs/repro/other").exists()
+    assert Path("results/mine.csv").read_text() == Path("results/other.csv").read_text()
+    elsewhere = weft_repro("other.toml", "--only", "fedavg-1", "--runs", "mine", "--out", "mine", "--workers", "1")
+    assert elsewhere.code == 0
+    assert Path("mine/fedavg-1-s0/summary.json").exists()
+
+
+@pytest.mark.slow
+def test_without_a_name_all_are_listed(weft_repro):
+    outcome = weft_repro()
+    assert outcome.code == 0
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    listed = {entry["name"]: entry for entry in json.loads(weft_repro("--json").out)}
+    assert set(listed) == set(repro.ready_experiments())
+    assert set(listed["table1"]) == {"name", "title", "rows", "plan"}
+    assert all(name in outcome.out for name in listed)

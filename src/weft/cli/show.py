@@ -210,7 +210,7 @@ def _plans() -> list[Entry]:
 def experiments(names: Iterable[str]) -> list[Entry]:
     found = map(repro.load, names)
     return [
-        {"name": one.name, "title": one.title, "rows": [row.label for row in one.rows], "plan": str(one.plan)}
+        {"name": one.name, "title": one.title, "rows": [row.label for row in one.rows], "plan": one.plan}
         for one in found
     ]
 
@@ -220,6 +220,6 @@ LISTS: dict[str, Callable[[], list[Entry]]] = {
     "scenarios": _scenarios,
     "networks": _networks,
     "plans": _plans,
-    "tables": lambda: experiments(repro.TABLES),
-    "figures": lambda: experiments(repro.FIGURES),
+    "tables": lambda: experiments(repro.tables()),
+    "figures": lambda: experiments(repro.figures()),
 }

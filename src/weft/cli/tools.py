@@ -18,7 +18,7 @@ from weft.cli.show import experiments
 from weft.errors import WeftError
 from weft.lazy import np
 from weft.report import terminal
-from weft.repro.outcome import outcome_of
+from weft.repro import output
 from weft.repro.runner import Request, reproduce
 from weft.runs.run import SAVE_EVERY
 
@@ -37,7 +37,7 @@ class Scale(StrEnum):
 
 def repro_command(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A table or a figure; without it, all are listed.")
+        str | None, typer.Argument(metavar="NAME", help="A table, a figure or a TOML file. Default: list all.")
     ] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds. Default: set by the experiment.")] = None,
     first_seed: Annotated[
@@ -68,16 +68,15 @@ def repro_command(
     place = runs or Path("runs", "repro", experiment.stem)
     request = Request(experiment, rows, chosen, place, elsewhere=None if runs else place.parent)
     count = worker_count(workers, max(job.plan.clients for job in request.jobs))
-    outcome = outcome_of(experiment, out_folder)
     with interruptible(_repeat), ProgressDisplay() as display:
-        results, files = reproduce(request, outcome.desk, count, display, lambda line: say(line, notes))
+        results, files = reproduce(request, out_folder, count, display, lambda line: say(line, notes))
     if as_json:
-        print_json(outcome.as_object(results))
+        print_json(output.as_object(results))
     else:
-        out.print(outcome.shown(results, terminal.plus_minus(out)), highlight=False, markup=False)
+        out.print(output.for_terminal(results, terminal.plus_minus(out)), highlight=False, markup=False)
         for file in files:
             say(str(file))
-    missing = {**results.failures, **results.busy}
+    missing = {**results.failures, **results.locked}
     for (label, seed), reason in sorted(missing.items()):
         say(f"weft: {label} s{seed} failed: {reason}", notes)
     if missing:
@@ -90,7 +89,7 @@ def _repeat() -> str:
 
 
 def _list_experiments(as_json: bool) -> None:
-    entries = experiments({**repro.TABLES, **repro.FIGURES})
+    entries = experiments(repro.ready_experiments())
     if as_json:
         print_json(entries)
         return

@@ -1,135 +1,176 @@
-"""Tables and figures that one command makes again: `weft repro NAME` runs what is missing and writes the results.
+"""Tables and figures from one command: `weft repro NAME` runs what is missing and writes the results.
 
-An experiment is data: a plan, and rows that each change something in it. A table has the paper's numbers beside them;
-a figure says what is read from each run folder and how it is drawn.
+An experiment is a TOML file: a plan, rows that each change something in it, and the paper's numbers. The files of the
+paper's tables and figures are in experiments/; `weft repro my_table.toml` runs one of the user's.
 
-    tables.py, figures/   what there is        loop.py      runs what is missing     desk.py      csv, under a lock
-    published.py          the paper's numbers  results.py   what is kept of a run    describing.py, writing.py   texts
+    figures.py   points, charts and text of the figures    store.py    results as csv, written under a lock
+    runner.py    run what is missing                       output.py   Markdown, LaTeX, pictures, JSON
 """
 
 from __future__ import annotations
 
-import importlib
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from weft.errors import WeftError, nearest
 from weft.plan import Plan, ready_plans
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
-
-    from weft.repro.figures.points import Panels, Point
-
-TABLES = {
-    "methods-glyphs": "weft.repro.tables:methods_glyphs",
-    "table1": "weft.repro.tables:table1",
-    "table2-cifar": "weft.repro.tables:table2_cifar",
-    "table2-noniid": "weft.repro.tables:table2_noniid",
-    "table-resnet": "weft.repro.tables:table_resnet",
-    "table-20tasks": "weft.repro.tables:table_20tasks",
-    "table-ablation": "weft.repro.tables:table_ablation",
-    "table-regularizers": "weft.repro.tables:table_regularizers",
-    "table-epochs": "weft.repro.tables:table_epochs",
-}
-FIGURES = {
-    "fig-interference": "weft.repro.figures.interference:figure",
-    "fig-adaptation": "weft.repro.figures.adaptation:figure",
-    "fig-forgetting": "weft.repro.figures.forgetting:figure",
-    "fig-cost": "weft.repro.figures.cost:figure",
-    "fig-attention": "weft.repro.figures.attention:figure",
-    "fig-async": "weft.repro.figures.asynchronous:figure",
-    "fig-transfer": "weft.repro.figures.transfer:figure",
-}
-
 Scale = Literal["paper", "small"]
+Measure = Literal[
+    "accuracy", "forgetting", "backward_transfer", "up", "up_of_dense", "down", "down_of_dense", "model"
+]  # fmt: skip
+FigureName = Literal["interference", "adaptation", "forgetting", "cost", "attention", "async", "transfer"]
 
-Published = tuple[float, float | None]  # mean and deviation as printed, in the unit of our column
+
+def dotted(given: Any, prefix: str = "") -> Any:
+    """Spell nested tables as the command line does.
+
+    >>> dotted({"tasks": 5, "method": {"keep": 0.3}})
+    {'tasks': 5, 'method.keep': 0.3}
+    """
+    if not isinstance(given, Mapping):
+        return given
+    flat: dict[str, Any] = {}
+    for key, value in given.items():
+        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
 
 
-@dataclass(frozen=True)
-class Row:
-    label: str  # in the results, in the name of a run folder and for --only
+def _pair(given: Any) -> Any:
+    """Read 61 as (61, None), [44.26, 0.53] as a mean and its deviation."""
+    return tuple(given) if isinstance(given, list) else (given, None) if isinstance(given, int | float) else given
+
+
+Overrides = Annotated[dict[str, Any], BeforeValidator(dotted)]  # of keys of the plan
+Published = Annotated[
+    tuple[float, float | None], BeforeValidator(_pair)
+]  # mean and deviation in the unit of our column
+
+
+class Row(BaseModel):
+    """One line of a table, one or more curves of a figure: a run for each seed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    label: str = Field(pattern=r"^[\w.+@-]+$")  # in the results, in the name of a run folder and for --only
     method: str
-    keys: Mapping[str, Any] = field(default_factory=dict)  # of the plan, changed in this row
-    plan: str = ""  # another ready plan than the experiment's
-    small: Mapping[str, Any] = field(default_factory=dict)  # keys at the small scale
+    plan: str = ""  # a different plan than the experiment's
+    set: Overrides = {}
+    small: Overrides = {}  # in addition, at the small scale
+    paper: dict[Measure, Published] = {}
+    panel: str = ""  # of a figure ...
+    series: str = ""  # ... where its run folder does not tell
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """What tables and figures have in common: which runs they are made of."""
+class Experiment(BaseModel):
+    """A table, or a figure if it names one: the plans of all its runs and what is written about them."""
 
-    name: str
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[\w.+@-]+$")
+    file: Path | None = None  # of a user's experiment, as given; plans are looked up next to it
     title: str
-    plan: str | Path  # the name of a ready plan, or a file
-    rows: tuple[Row, ...]
-    note: str = ""  # what a reader must know who compares with the paper
-    seeds: int = 3
-    first_seed: int = 0
-    scale: Scale | None = None  # None: it has one size only
-    keys: Mapping[str, Any] = field(default_factory=dict)  # of the plan, changed in all rows
-    small: Mapping[str, Any] = field(default_factory=dict)  # and at the small scale, where it is not 5 x 5 x 8
+    plan: str
+    rows: tuple[Row, ...] = Field(min_length=1)
+    figure: FigureName | None = None
+    note: str = ""  # what a reader needs to know to compare with the paper
+    seeds: int = Field(3, ge=1)
+    first_seed: int = Field(0, ge=0)
+    set: Overrides = {}  # in all rows
+    small: Overrides | None = None  # at the small scale, besides what `scale` does; None: the experiment has one size
+    scale: Scale | None = None
+    measures: tuple[Measure, ...] = ("accuracy", "forgetting", "up", "up_of_dense", "down", "down_of_dense", "model")
 
-    def __post_init__(self) -> None:
-        labels = [row.label for row in self.rows]
-        assert len(set(labels)) == len(labels), f"two rows of {self.name} have one label"
-        assert all(re.fullmatch(r"[\w.+@-]+", label) for label in labels), "a label is part of a folder's name"
+    @model_validator(mode="before")
+    @classmethod
+    def _label_rows(cls, given: dict[str, Any]) -> dict[str, Any]:
+        rows, method = given.get("rows"), given.pop("method", None)
+        if isinstance(rows, Mapping):
+            given["rows"] = tuple(
+                {"label": label, "method": method or label, **row} if isinstance(row, Mapping) else row
+                for label, row in rows.items()
+            )
+        return given
 
     @property
     def stem(self) -> str:
-        """What its files are called: results of both scales lie side by side."""
+        """The name of its files: results of both scales have the same folder."""
         return f"{self.name}-small" if self.scale == "small" else self.name
 
-    @property
-    def file(self) -> Path:
-        """The plan's file; a ready plan comes before a file of that name, which may lie anywhere by chance."""
-        return ready_plans().get(str(self.plan), Path(self.plan))
+    def plan_file(self, row: Row) -> Path:
+        """A ready plan, or a file next to the experiment's."""
+        name = row.plan or self.plan
+        return ready_plans().get(name, self.file.parent / name if self.file else Path(name))
 
     def plan_of(self, row: Row, seed: int) -> Plan:
-        keys = {**self.keys, **row.keys}
-        if self.scale is not None:
+        keys = {**self.set, **row.set}
+        if self.small is not None:
             keys["scale"] = self.scale
         if self.scale == "small":
-            keys |= {**self.small, **row.small}
-        file = ready_plans()[row.plan] if row.plan else self.file
-        return Plan.load(file, method=row.method, seed=seed, **keys)
+            keys |= {**(self.small or {}), **row.small}
+        return Plan.load(self.plan_file(row), method=row.method, seed=seed, **keys)
 
     def choose(self, only: Sequence[str] | None) -> tuple[Row, ...]:
-        """The rows with these labels, or of these methods if no row is called so; all if nothing is asked for."""
+        """Select rows by label, or by method where no row has that label; all rows if `only` is None."""
         if only is None:
             return self.rows
         labels, methods = {row.label for row in self.rows}, {row.method for row in self.rows}
         for word in only:
             if word not in labels | methods:
                 raise WeftError(f"{self.name} has no row {word!r}; {nearest(word, labels | methods)}")
-        return tuple(row for row in self.rows if row.label in only or row.method in set(only) - labels)
+        return tuple(row for row in self.rows if row.label in only or row.method in {*only} - labels)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table(Experiment):
-    published: Mapping[str, Mapping[str, Published]] = field(default_factory=dict)  # label -> measure -> the paper's
-    measures: tuple[str, ...] = ("accuracy", "forgetting", "up", "up_of_dense", "down", "down_of_dense", "model")
+def ready_experiments() -> dict[str, Path]:
+    """The experiments of weft by name: inside an installed package, or at the top of a source tree."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "experiments", package.parent.parent / "experiments"):
+        if folder.is_dir():
+            return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    return {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figure(Experiment):
-    columns: tuple[str, str, str, str]  # what panel, series, x and y of a point are called in the csv
-    read: Callable[[Row, Path], list[Point]]  # the plotted numbers of one run, from its folder
-    draw: Callable[[Panels], Mapping[str, Picture]]  # pictures, by what stands behind the figure's name
-    tell: Callable[[Panels], list[str]]  # what is seen, in paragraphs of Markdown
+def tables() -> list[str]:
+    return [name for name in ready_experiments() if not load(name).figure]
 
 
-def load(name: str, scale: Scale | None = None) -> Table | Figure:
-    """A table or figure by its name, at the paper's size unless `scale` says small."""
-    known = {**TABLES, **FIGURES}
-    if name not in known:
-        raise WeftError(f"there is no table or figure {name!r}; {nearest(name, known)} (weft repro lists them)")
-    module, _, function = known[name].partition(":")
-    experiment: Table | Figure = getattr(importlib.import_module(module), function)()
-    if scale is not None and experiment.scale is None:
-        raise WeftError(f"{name} has one size only; leave --scale out")
-    return replace(experiment, scale=scale) if scale is not None else experiment
+def figures() -> list[str]:
+    return [name for name in ready_experiments() if load(name).figure]
+
+
+def load(name: str, scale: Scale | None = None) -> Experiment:
+    """Load a table or figure by its name or file, at the paper's size unless `scale` is small."""
+    ready = ready_experiments()
+    if name not in ready and not name.endswith(".toml"):
+        raise WeftError(f"there is no table or figure {name!r}; {nearest(name, ready)} (weft repro lists them)")
+    file = ready.get(name, Path(name))
+    try:
+        given = {**tomllib.loads(file.read_text(encoding="utf-8")), "name": file.stem}
+    except OSError:
+        raise WeftError(f"{file} cannot be read; give the TOML file of an experiment, or a name (weft repro)") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise WeftError(f"{file} is not valid TOML: {error}") from None
+    if name not in ready:
+        given["file"] = file
+    try:
+        experiment = Experiment(**given)
+    except ValidationError as error:
+        raise WeftError(f"{file}: {_explain(error, list(given.get('rows', ())))}") from None
+    if scale is not None and experiment.small is None:
+        raise WeftError(f"{name} has one size only; remove --scale")
+    return experiment.model_copy(update={"scale": scale or "paper"} if experiment.small is not None else {})
+
+
+def _explain(error: ValidationError, labels: Sequence[str]) -> str:
+    """One error in one line, with the label of its row."""
+    first = min(error.errors(), key=lambda one: one["type"] != "extra_forbidden")  # a misspelled key is also missing
+    place, fields = [str(key) for key in first["loc"]], {*Experiment.model_fields, "method"} - {"name", "file", "scale"}
+    if place[0] == "rows" and place[1:]:
+        place[1], fields = labels[int(place[1])], {*Row.model_fields} - {"label"}
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {'.'.join(place)}; {nearest(place[-1], fields)}"
+    return f"{'.'.join(place)}: {first['msg'][0].lower()}{first['msg'][1:]}"

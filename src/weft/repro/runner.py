@@ -1,10 +1,10 @@
-"""The runs of a table or figure, one after another: what is over is read, what was stopped goes on, the rest is run."""
+"""Run an experiment: read what is finished, resume what was stopped, run the rest, and write the results."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,13 +13,13 @@ from weft import scenarios
 from weft.engines.workers import Crew
 from weft.errors import RunLockedError, WeftError
 from weft.plan import Plan
-from weft.repro import Experiment, Row
-from weft.repro.desk import Desk
-from weft.repro.store import F, Key, Results, changed_images, images_of, key_of, plan_text
+from weft.repro import Experiment, Row, drawing
+from weft.repro.output import render
+from weft.repro.store import Key, Results, Store, changed_images, images_of, record_of
 from weft.runs.folder import read_summary
 from weft.runs.run import check_resources, is_over, resume, run
 
-SPELLED_OUT = 6  # runs in a line; of more only the first and the last are named
+MOST_NAMED = 6  # runs in a message; of more, only the first and the last are named
 
 
 class ExperimentProgress(Protocol):
@@ -44,15 +44,15 @@ class Job:
     def key(self) -> Key:
         return self.row.label, self.seed
 
-    def is_begun(self) -> bool:
-        """Is there a run of this very plan? Anything else in its place is refused."""
+    def is_started(self) -> bool:
+        """Is there a run with this plan? Anything else in its folder is an error."""
         try:
-            found = plan_text(self.folder)
+            text = _plan_text(self.folder)
         except OSError:
             if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
                 return False
-            raise WeftError(f"{self.folder} is no run folder; remove it or choose another --runs") from None
-        if found != self.plan.toml():
+            raise WeftError(f"{self.folder} is not a run folder; remove it or choose another --runs") from None
+        if text != self.plan.toml():
             raise WeftError(
                 f"the run in {self.folder} has another plan than {self.row.label} s{self.seed} has now; "
                 "remove it or choose another --runs"
@@ -62,29 +62,29 @@ class Job:
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be made: rows and seeds of an experiment, and where its runs go."""
+    """Rows and seeds of an experiment, and the folder of its runs."""
 
     experiment: Experiment
     rows: tuple[Row, ...]
     seeds: range
     runs: Path
-    elsewhere: Path | None = None  # the runs of other tables and figures, some of which may have the same plan
+    elsewhere: Path | None = None  # runs of other experiments, some of which may have the same plan
 
     @functools.cached_property
     def jobs(self) -> list[Job]:
-        """Seed by seed: a table that is stopped early has all its rows with fewer seeds, not some rows with all."""
+        """Seed by seed: a table that is stopped early has all rows with fewer seeds."""
         return [
             Job(row, seed, self.experiment.plan_of(row, seed), self.runs / f"{row.label}-s{seed}")
             for seed in self.seeds
             for row in self.rows
         ]
 
-    def over(self) -> dict[Key, Path]:
-        """The folders of the jobs that are over, here or, with the very same plan, as a part of something else."""
+    def finished(self) -> dict[Key, Path]:
+        """Folders of finished jobs, here or, with the same plan, in another experiment."""
         found: dict[Key, Path] = {}
         others = self._others()
         for job in self.jobs:
-            if job.is_begun() and not changed_images(images_of(job.folder)):
+            if job.is_started() and not changed_images(images_of(job.folder)):
                 if is_over(job.folder):
                     found[job.key] = job.folder
             elif (folder := others.get(job.plan.toml())) is not None:
@@ -92,19 +92,19 @@ class Request:
         return found
 
     def _others(self) -> dict[str, Path]:
-        """Finished runs of other tables and figures by their plans; what cannot be read there is not our business."""
+        """Finished runs of other experiments by plan; unreadable ones are ignored."""
         found: dict[str, Path] = {}
         wanted = {job.plan.toml() for job in self.jobs}
         for path in sorted(self.elsewhere.glob("*/*/plan.toml")) if self.elsewhere else ():
             with contextlib.suppress(OSError, UnicodeDecodeError, WeftError):
-                folder = path.parent
-                if (text := plan_text(folder)) in wanted and is_over(folder) and not changed_images(images_of(folder)):
+                folder, text = path.parent, _plan_text(path.parent)
+                if text in wanted and is_over(folder) and not changed_images(images_of(folder)):
                     found[text] = folder
         return found
 
 
 class Workers:
-    """One crew for all runs; a new one after a run that failed, with which the old one may still be busy."""
+    """One set of worker processes for all runs, replaced after a failed run, with which it may still be busy."""
 
     def __init__(self, count: int):
         check_resources(count)
@@ -123,100 +123,98 @@ class Workers:
 
 
 def reproduce(
-    request: Request, desk: Desk[F], workers: int, screen: ExperimentProgress, say: Callable[[str], None]
-) -> tuple[Results[F], list[Path]]:
-    """Run what is missing, and write the results after each run; what can be refused is refused before the first.
+    request: Request, out: Path, workers: int, progress: ExperimentProgress, say: Callable[[str], None]
+) -> tuple[Results, list[Path]]:
+    """Run what is missing and write the results into `out` after each run. Return the results and their files.
 
-    Gives the results and the files that hold them.
+    Everything that can be checked is checked before the first run.
     """
-    crew = Workers(workers)
-    over = request.over()
-    known = desk.known()
-    results = Results(request.experiment, request.rows, request.seeds, known)
+    experiment = request.experiment
+    if experiment.figure:
+        drawing.check_available()
+    crew, store = Workers(workers), Store(experiment, out, render)
+    finished, known = request.finished(), store.read()
+    results = Results(experiment, request.rows, request.seeds, dict(known))
     for job in request.jobs:
-        if job.key in over:
-            results.add(desk.read(job.row, job.seed, over[job.key]))
-    current = {key_of(line) for line in results.current()}
+        if job.key in finished:
+            results.add(record_of(experiment, job.row, job.seed, finished[job.key]))
+    current = {record.key for record in results.current()}
     waiting = [job for job in request.jobs if job.key not in current]
     _check_images(waiting)
-    _tell_stale(results, waiting, desk.csv, say)
+    _report_stale(results, waiting, store.path(".csv"), say)
     if mixed := results.mixed_images():
-        say(f"{desk.csv} has runs with different images of {', '.join(mixed)}: they do not compare")
+        say(f"{store.path('.csv')} has runs with different images of {', '.join(mixed)}: they cannot be compared")
     files: list[Path] = []
-    if not waiting or results.lines != known:
-        files = desk.write(results)
-    else:  # what stands there is left alone until there is something new
-        desk.check()
-    screen.experiment_started(len(request.jobs), [job.row.label for job in waiting], _seconds(over.items()))
+    if not waiting or results.records != known:
+        files = store.write(results)
+    else:  # files stay unchanged until a run is finished
+        store.check()
+    seconds: dict[str, list[float]] = {}  # of finished runs, from which the time left is estimated
+    for (label, _), folder in finished.items():
+        seconds.setdefault(label, []).append((read_summary(folder) or {})["seconds"])
+    progress.experiment_started(len(request.jobs), [job.row.label for job in waiting], seconds)
     try:
         for job in waiting:
-            screen.run_started(*job.key)
+            progress.run_started(*job.key)
             try:
-                folder = _finish(job, crew, screen)
-                results.add(desk.read(job.row, job.seed, folder))
-            except WeftError as problem:
+                # another process may have started it meanwhile
+                act = (
+                    functools.partial(resume, job.folder)
+                    if job.is_started()
+                    else functools.partial(run, job.plan, job.folder)
+                )
+                act(workers=crew.ready(), screen=progress)
+                results.add(record_of(experiment, job.row, job.seed, job.folder))
+            except WeftError as error:
                 crew.close()
-                screen.run_failed(str(problem))
-                if isinstance(problem, RunLockedError):
-                    results.busy[job.key] = str(problem)
+                progress.run_failed(str(error))
+                if isinstance(error, RunLockedError):
+                    results.locked[job.key] = str(error)
                     if not files:
                         continue  # nothing is new
                 else:
-                    results.failures[job.key] = str(problem)
+                    results.failures[job.key] = str(error)
             else:
-                summary = read_summary(folder) or {}
-                screen.run_finished(job.row.label, summary.get("accuracy"), summary["seconds"])
-            files = desk.write(results, more_to_come=job is not waiting[-1])
+                summary = read_summary(job.folder) or {}
+                progress.run_finished(job.row.label, summary.get("accuracy"), summary["seconds"])
+            files = store.write(results, more_to_come=job is not waiting[-1])
     finally:
         crew.close()
     return results, files
 
 
+def _plan_text(folder: Path) -> str:
+    return (folder / "plan.toml").read_text(encoding="utf-8")
+
+
 def _check_images(waiting: Sequence[Job]) -> None:
-    """A dataset that is not there, or a run of other images that is in the way, is told before anything is run."""
+    """Fail before the first run if a dataset is missing, or if a run with other images is in the way."""
     for job in {(job.plan.scenario, repr(job.plan.scenario_options)): job for job in waiting}.values():
         scenarios.of(job.plan)
-    changed = {job.folder: changed_images(images_of(job.folder)) for job in waiting if job.is_begun()}
+    changed = {job.folder: changed_images(images_of(job.folder)) for job in waiting if job.is_started()}
     if old := [folder for folder, names in changed.items() if names]:
         more = f" (and {len(old) - 1} more)" if len(old) > 1 else ""
         raise WeftError(
-            f"the run in {old[0]}{more} is of other images of {', '.join(changed[old[0]])} than are here now, "
-            "or of another cut of them; remove it or choose another --runs"
+            f"the run in {old[0]}{more} used other images or splits of {', '.join(changed[old[0]])} than the dataset "
+            "cache has now; remove it or choose another --runs"
         )
 
 
-def _finish(job: Job, crew: Workers, screen: ExperimentProgress) -> Path:
-    """Whether it is begun is asked now: another process may have been here since we started."""
-    if job.is_begun():
-        resume(job.folder, workers=crew.ready(), screen=screen)
-    else:
-        run(job.plan, job.folder, workers=crew.ready(), screen=screen)
-    return job.folder
-
-
-def _seconds(over: Iterable[tuple[Key, Path]]) -> dict[str, list[float]]:
-    """How long the runs of each row took, from which the time left is known."""
-    found: dict[str, list[float]] = {}
-    for (label, _), folder in over:
-        found.setdefault(label, []).append((read_summary(folder) or {})["seconds"])
-    return found
-
-
-def _tell_stale(results: Results[F], waiting: Sequence[Job], csv: Path, say: Callable[[str], None]) -> None:
-    """What is not of the plan and the images of now: what was asked for is run again, the rest stays where it is."""
-    asked = {job.key for job in waiting}
-    why: dict[str, list[Key]] = {}
-    for key, line in sorted(results.lines.items()):
-        if not results.is_of_its_plan(line):
-            of = "another plan" if key in asked else "another plan or table"
-        elif changed := results.changed_images(line):
-            of = f"other images of {', '.join(changed)}, or of another cut of them"
+def _report_stale(results: Results, waiting: Sequence[Job], csv: Path, say: Callable[[str], None]) -> None:
+    """Report results of another plan or other images: requested ones are run again, the rest is kept."""
+    requested = {job.key for job in waiting}
+    messages: dict[str, list[Key]] = {}
+    for key, record in sorted(results.records.items()):
+        if not results.has_current_plan(record):
+            reason = "another plan" if key in requested else "another plan or table"
+        elif changed := results.changed_images(record):
+            reason = f"other images or splits of {', '.join(changed)}"
         else:
             continue
-        done = "stale, run again (--out keeps yours apart)" if key in asked else "kept there, left out of the means"
-        why.setdefault(f"of {of}: {done}", []).append(key)
-    for said, keys in why.items():
-        say(f"{csv} has {_names(keys)} {said}")
+        fate = "stale, run again (--out keeps yours apart)" if key in requested else "kept, not counted in the means"
+        messages.setdefault(f"of {reason}: {fate}", []).append(key)
+    for message, keys in messages.items():
+        say(f"{csv} has {_names(keys)} {message}")
 
 
 def _names(keys: Sequence[Key]) -> str:
@@ -225,4 +223,4 @@ def _names(keys: Sequence[Key]) -> str:
     ('stl s0, stl s1', '20 runs (stl s0 to stl s19)')
     """
     names = [f"{label} s{seed}" for label, seed in keys]
-    return ", ".join(names) if len(names) <= SPELLED_OUT else f"{len(names)} runs ({names[0]} to {names[-1]})"
+    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} runs ({names[0]} to {names[-1]})"

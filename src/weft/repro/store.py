@@ -1,123 +1,83 @@
-"""What is kept of each finished run: a line of NAME.csv for a table, points for a figure, wherever the run was made."""
+"""Results of an experiment: a record of each finished run, kept in NAME.csv and written under a lock.
+
+A csv counts without its run folders, so results can be committed, or computed on several machines.
+"""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import hashlib
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
+
+import filelock
 
 from weft.errors import WeftError
-from weft.plan import Plan
+from weft.files import write_bytes, write_text
 from weft.repro import Experiment, Row
+from weft.repro.figures import FIGURES
 from weft.runs.folder import read_images, read_summary
 from weft.scenarios.splits import has_changed
 
-TIMES = ("seconds", "images_per_second")  # all of a summary that may differ between two runs of one plan
+LOCK_TIMEOUT = 60.0  # seconds that another process may take to write
+TIMES = ("seconds", "images_per_second")  # the only values of a summary that may differ between two runs of one plan
+SENT = tuple(f"{direction}_{what}" for what in ("bytes", "dense_bytes", "nonzeros") for direction in ("c2s", "s2c"))
+SCORES = ("accuracy", "forgetting", "backward_transfer", "validation_accuracy")
+MEASURED = (*SCORES, *SENT, "model_size_bytes", "model_size_paper_bytes", *TIMES)
+OPTIONAL = (*SCORES, "images_per_second")  # an empty cell is None
+TEXTS = ("row", "method", "plan_hash", "summary_hash", "images")
 
 Key = tuple[str, int]  # row and seed
-
-
-class Finding(Protocol):
-    """What is kept of a run, and of which run it is."""
-
-    @property
-    def row(self) -> str: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def plan_hash(self) -> str: ...
-    @property
-    def images(self) -> str: ...
-
-
-F = TypeVar("F", bound=Finding)
-
-
-def key_of(finding: Finding) -> Key:
-    return finding.row, finding.seed
+Render = Callable[["Results", bool], Mapping[str, str | bytes]]
 
 
 @dataclass(frozen=True)
-class Line:
-    """A finished run of a table; the fields are the columns of the csv."""
+class Record:
+    """What is kept of a finished run: one line of values for a table, one line per point for a figure."""
 
     row: str
     method: str
     seed: int
-    accuracy: float | None
-    forgetting: float | None
-    backward_transfer: float | None
-    validation_accuracy: float | None
-    c2s_bytes: int
-    s2c_bytes: int
-    c2s_dense_bytes: int
-    s2c_dense_bytes: int
-    c2s_nonzeros: int
-    s2c_nonzeros: int
-    model_size_bytes: int
-    model_size_paper_bytes: int
-    seconds: float
-    images_per_second: float | None
     plan_hash: str
-    summary_hash: str
-    images: str = ""  # each dataset and its mark; empty where images are drawn, or it was not recorded
+    images: str  # NAME:FINGERPRINT of each dataset; empty where images are drawn
+    lines: tuple[Mapping[str, Any], ...]
 
-    def traffic(self, direction: str) -> dict[str, float]:
-        return {what: getattr(self, f"{direction}_{what}") for what in ("bytes", "nonzeros", "dense_bytes")}
-
-
-COLUMNS = tuple(field.name for field in dataclasses.fields(Line))
-LATER = ("images",)  # columns that a csv of an older weft does not have
-KINDS = {field.name: str(field.type) for field in dataclasses.fields(Line)}
+    @property
+    def key(self) -> Key:
+        return self.row, self.seed
 
 
-def line_of(row: Row, seed: int, plan_text: str, summary: Mapping[str, Any], images: str = "") -> Line:
-    sent = {
-        f"{direction}_{what}": summary["traffic"][direction][what]
-        for direction in ("c2s", "s2c")
-        for what in ("bytes", "nonzeros", "dense_bytes")
-    }
-    kept = {column: summary[column] for column in COLUMNS if column in summary and column not in ("method", "seed")}
+def record_of(experiment: Experiment, row: Row, seed: int, folder: Path) -> Record:
+    """Read a finished run."""
+    plan_hash = short_hash((folder / "plan.toml").read_text(encoding="utf-8"))
+    if experiment.figure:
+        columns = FIGURES[experiment.figure].columns
+        points = FIGURES[experiment.figure].points(row, folder)
+        lines = tuple(dict(zip(columns, (panel, series, _plain(x), y), strict=True)) for panel, series, x, y in points)
+    else:
+        summary = read_summary(folder)
+        assert summary is not None
+        lines = (measured_line(summary),)
+    return Record(row.label, row.method, seed, plan_hash, images_of(folder), lines)
+
+
+def measured_line(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a table's line."""
+    sent = {f"{way}_{what}": value for way in ("c2s", "s2c") for what, value in summary["traffic"][way].items()}
     lasting = {key: value for key, value in summary.items() if key not in TIMES}
-    return Line(
-        row=row.label,
-        method=row.method,
-        seed=seed,
-        plan_hash=short_hash(plan_text),
-        summary_hash=short_hash(json.dumps(lasting, sort_keys=True)),
-        images=images,
-        **kept,
-        **sent,
-    )
+    values = {column: {**summary, **sent}[column] for column in MEASURED}
+    return {**values, "summary_hash": short_hash(json.dumps(lasting, sort_keys=True))}
 
 
-def read_line(row: Row, seed: int, folder: Path) -> Line:
-    """The line of a run folder that is over."""
-    summary = read_summary(folder)
-    assert summary is not None
-    return line_of(row, seed, plan_text(folder), summary, images_of(folder))
-
-
-def plan_text(folder: Path) -> str:
-    return (folder / "plan.toml").read_text(encoding="utf-8")
-
-
-def images_of(folder: Path) -> str:
-    """The datasets that a run used as NAME:MARK words; empty if there are none."""
-    return " ".join(f"{name}:{mark}" for name, mark in sorted(read_images(folder).items()))
-
-
-def changed_images(images: str) -> list[str]:
-    """Those datasets of NAME:MARK words of which there are other images here now, or which are cut otherwise."""
-    marked = (word.partition(":") for word in images.split())
-    return sorted(name for name, _, mark in marked if has_changed(name, mark))
+def _plain(x: float) -> float:
+    """Write rounds and tasks as whole numbers."""
+    return int(x) if float(x).is_integer() else x
 
 
 def short_hash(text: str) -> str:
@@ -128,115 +88,170 @@ def short_hash(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
-def csv_of(columns: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
-    """Floats to their last digit, so that what is read back is what was written."""
+def images_of(folder: Path) -> str:
+    """The datasets that a run read, as NAME:FINGERPRINT words."""
+    return " ".join(f"{name}:{mark}" for name, mark in sorted(read_images(folder).items()))
+
+
+def changed_images(images: str) -> list[str]:
+    """Datasets of NAME:FINGERPRINT words whose cached images, or splits, are different now."""
+    marked = (word.partition(":") for word in images.split())
+    return sorted(name for name, _, mark in marked if has_changed(name, mark))
+
+
+# ---- the csv ---------------------------------------------------------------------------------------------------------
+
+
+def columns_of(experiment: Experiment) -> tuple[str, ...]:
+    if experiment.figure:
+        return ("row", "method", "seed", *FIGURES[experiment.figure].columns, "plan_hash", "images")
+    return ("row", "method", "seed", *MEASURED, "plan_hash", "summary_hash", "images")
+
+
+def csv_text(experiment: Experiment, records: Iterable[Record]) -> str:
+    """Sorted by row and seed; floats to their last digit, so that they are read back unchanged."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(["" if value is None else value for value in row] for row in rows)
+    writer = csv.DictWriter(text, columns_of(experiment), lineterminator="\n")
+    writer.writeheader()
+    for record in sorted(records, key=lambda record: record.key):
+        shared = {key: value for key, value in vars(record).items() if key != "lines"}
+        writer.writerows({**shared, **line} for line in record.lines)
     return text.getvalue()
 
 
-def csv_text(lines: Iterable[Line]) -> str:
-    """Sorted by row and seed."""
-    return csv_of(COLUMNS, map(dataclasses.astuple, sorted(lines, key=key_of)))
-
-
-def read_cells(
-    path: Path, columns: Sequence[str], take: Callable[[dict[str, str]], None], later: Collection[str] = ()
-) -> None:
-    """Hand every line of a csv to `take`, which raises a ValueError at one that is none; no file, no lines."""
+def read_csv(experiment: Experiment, path: Path) -> dict[Key, Record]:
+    """The records of a csv; none if the file does not exist."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return
+        return {}
     except (OSError, UnicodeDecodeError):
         raise WeftError(f"{path} cannot be read; move it away or choose another --out") from None
-    there: list[str] = []
+    columns = columns_of(experiment)
+    found: dict[Key, dict[str, Any]] = {}
+    lines: dict[Key, list[dict[str, Any]]] = {}
+    texts = {*TEXTS, *(FIGURES[experiment.figure].columns[:2] if experiment.figure else ())}
     for number, cells in enumerate(csv.reader(io.StringIO(text)), start=1):
         try:
             if number == 1:
-                there = [column for column in columns if column in cells or column not in later]
-                if cells != there:
-                    raise ValueError
+                if tuple(cells) != columns:
+                    raise ValueError("other columns")
                 continue
-            take(dict(zip(there, cells, strict=True)))
+            line = {name: _value(name, cell, texts) for name, cell in zip(columns, cells, strict=True)}
+            shared = {key: line.pop(key) for key in ("row", "method", "seed", "plan_hash", "images")}
+            key = shared["row"], shared["seed"]
+            if found.setdefault(key, shared) != shared:
+                raise ValueError("two runs with the same name")
+            lines.setdefault(key, []).append(line)
         except ValueError:
-            hint = "move it away or choose another --out"
-            raise WeftError(f"line {number} of {path} is not one of these results; {hint}") from None
+            advice = "move it away or choose another --out"
+            raise WeftError(f"line {number} of {path} is not a result of {experiment.name}; {advice}") from None
+    return {key: Record(**shared, lines=tuple(lines[key])) for key, shared in found.items()}
 
 
-def read_csv(path: Path) -> dict[Key, Line]:
-    """The lines of a csv; none if there is no such file."""
-    lines: dict[Key, Line] = {}
-
-    def take(cells: dict[str, str]) -> None:
-        line = Line(**{name: _value(cell, KINDS[name]) for name, cell in cells.items()})
-        lines[key_of(line)] = line
-
-    read_cells(path, COLUMNS, take, LATER)
-    return lines
-
-
-def _value(cell: str, kind: str) -> Any:
-    if kind == "str":
+def _value(name: str, cell: str, texts: set[str]) -> Any:
+    if name in texts:
         return cell
-    if kind == "int":
-        return int(cell)
-    return None if cell == "" and "None" in kind else float(cell)
+    if cell == "" and name in OPTIONAL:
+        return None
+    return int(cell) if cell.lstrip("-").isdecimal() else float(cell)
 
 
-class Results(Generic[F]):
-    """The findings of one experiment: those that a run of it would give now, and others, which are kept, not counted.
+# ---- records and the experiment as it is now -------------------------------------------------------------------------
 
-    `rows` and `seeds` are what was asked for, whether or not it is there yet.
-    """
 
-    def __init__(self, experiment: Experiment, rows: Sequence[Row], seeds: Sequence[int], lines: Mapping[Key, F]):
-        self.experiment, self.rows, self.seeds, self.lines = experiment, rows, seeds, dict(lines)
-        self._by_label = {row.label: row for row in experiment.rows}
-        self._wanted: dict[Key, str] = {}
-        self._changed: dict[str, list[str]] = {}
-        self._ours: dict[Key, F] = {}
-        self.failures: dict[Key, str] = {}
-        self.busy: dict[Key, str] = {}  # other processes are at these runs: no failures, and no word in the pages
+@dataclass
+class Results:
+    """Records of an experiment. Those of other plans or images are kept in the csv, but not counted."""
 
-    def add(self, line: F) -> None:
-        self.lines[key_of(line)] = self._ours[key_of(line)] = line
+    experiment: Experiment
+    rows: Sequence[Row]  # requested, finished or not
+    seeds: Sequence[int]
+    records: dict[Key, Record] = field(default_factory=dict)
+    failures: dict[Key, str] = field(default_factory=dict)
+    locked: dict[Key, str] = field(default_factory=dict)  # runs of other processes: no failures, not in the files
+    _ours: dict[Key, Record] = field(default_factory=dict)
+    _hashes: dict[Key, str | None] = field(default_factory=dict)
+    _changed: dict[str, list[str]] = field(default_factory=dict)
 
-    def merge(self, written: Mapping[Key, F]) -> None:
-        """Take over what another process has written meanwhile; runs that are here stay as they are here."""
-        self.lines = {**self.lines, **written, **self._ours}
+    def add(self, record: Record) -> None:
+        self.records[record.key] = self._ours[record.key] = record
 
-    def is_current(self, line: F) -> bool:
-        """Does the line come from what the experiment's plan says now, with the images that are here now?"""
-        return self.is_of_its_plan(line) and not self.changed_images(line)
+    def merge(self, written: Mapping[Key, Record]) -> None:
+        """Take over what another process has written; runs of this process win."""
+        self.records = {**self.records, **written, **self._ours}
 
-    def is_of_its_plan(self, line: F) -> bool:
-        row, key = self._by_label.get(line.row), key_of(line)
-        if row is None:
-            return False
-        if key not in self._wanted:
+    def has_current_plan(self, record: Record) -> bool:
+        if record.key not in self._hashes:
+            row = next((row for row in self.experiment.rows if row.label == record.row), None)
             try:
-                plan: Plan = self.experiment.plan_of(row, line.seed)
+                plan = row and self.experiment.plan_of(row, record.seed)
             except WeftError:  # such as a seed that no plan can have
-                return False
-            self._wanted[key] = short_hash(plan.toml())
-        return line.plan_hash == self._wanted[key]
+                plan = None
+            self._hashes[record.key] = short_hash(plan.toml()) if plan else None
+        return record.plan_hash == self._hashes[record.key]
 
-    def changed_images(self, line: F) -> list[str]:
-        if line.images not in self._changed:
-            self._changed[line.images] = changed_images(line.images)
-        return self._changed[line.images]
+    def changed_images(self, record: Record) -> list[str]:
+        if record.images not in self._changed:
+            self._changed[record.images] = changed_images(record.images)
+        return self._changed[record.images]
 
-    def current(self) -> list[F]:
-        return sorted((line for line in self.lines.values() if self.is_current(line)), key=key_of)
+    def is_current(self, record: Record) -> bool:
+        """Would a run now have the same plan and the same images?"""
+        return self.has_current_plan(record) and not self.changed_images(record)
 
-    def of(self, row: Row) -> list[F]:
-        return [line for line in self.current() if line.row == row.label]
+    def current(self) -> list[Record]:
+        return sorted((one for one in self.records.values() if self.is_current(one)), key=lambda one: one.key)
+
+    def of(self, row: Row) -> list[Record]:
+        return [record for record in self.current() if record.row == row.label]
 
     def mixed_images(self) -> list[str]:
-        """Datasets of which some runs used other images than others, as far as that is recorded."""
-        marks = {word for line in self.current() for word in line.images.split()}
+        """Datasets of which some runs used different images than others."""
+        marks = {word for record in self.current() for word in record.images.split()}
         names = Counter(word.partition(":")[0] for word in marks)
         return sorted(name for name, count in names.items() if count > 1)
+
+
+# ---- the folder ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Store:
+    """The files of an experiment: NAME.csv and what `render` makes of it, each written atomically."""
+
+    experiment: Experiment
+    folder: Path
+    render: Render
+
+    def path(self, suffix: str) -> Path:
+        return self.folder / f"{self.experiment.stem}{suffix}"
+
+    def read(self) -> dict[Key, Record]:
+        return read_csv(self.experiment, self.path(".csv"))
+
+    def check(self) -> None:
+        """Fail now, and not after hours, if the folder cannot be written."""
+        with self._lock():
+            pass
+
+    def write(self, results: Results, more_to_come: bool = False) -> list[Path]:
+        """Write all files and return their paths. Records that another process has added to the csv are kept."""
+        with self._lock():
+            results.merge(self.read())
+            write_text(self.path(".csv"), csv_text(self.experiment, results.records.values()))
+            others = self.render(results, more_to_come)
+            for suffix, content in others.items():
+                write_bytes(self.path(suffix), content if isinstance(content, bytes) else content.encode("utf-8"))
+        return [self.path(suffix) for suffix in (".csv", *others)]
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self.folder / f".{self.experiment.stem}.lock", timeout=LOCK_TIMEOUT):
+                yield
+        except filelock.Timeout:
+            raise WeftError(f"another process is writing {self.path('.csv')}; wait for it or stop it") from None
+        except OSError as error:
+            raise WeftError(f"{self.folder} cannot be written ({error.strerror}); choose another --out") from None

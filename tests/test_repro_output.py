@@ -1,8 +1,7 @@
-"""What is written and shown of a table: digits worked by hand, the csv to the last digit, LaTeX, the terminal."""
+"""What is written and shown of a table: digits computed by hand, the csv to the last digit, LaTeX, the terminal."""
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import re
@@ -13,24 +12,32 @@ from typing import Any
 
 import filelock
 import pytest
-from cli_helpers import tiny
 from rich.console import Console
 
 from weft.errors import WeftError
 from weft.metrics import spread
 from weft.report import terminal
-from weft.repro import Row, Table, desk, writing
-from weft.repro.screens import rows
-from weft.repro.store import Results, csv_text, line_of, read_csv, short_hash
+from weft.repro import Experiment, output, store
+from weft.repro.store import Record, Results, Store, csv_text, measured_line, read_csv, short_hash
 
 pytest_plugins = ["cli_helpers"]
 
-ROWS = (Row("fedavg", "fedavg"), Row("avg-fast", "fedavg", {"learning_rate": 0.01}), Row("stl", "stl"))
+ROWS: dict[str, Any] = {"fedavg": {}, "avg-fast": {"method": "fedavg", "set": {"learning_rate": 0.01}}, "stl": {}}
+
+
+def a_table(plan: Path, rows: dict[str, Any] = ROWS, **fields: Any) -> Experiment:
+    return Experiment(name="tiny", title="A tiny table", plan=str(plan), rows=rows, **fields)
 
 
 @pytest.fixture
-def table(plan_file) -> Table:
-    return Table("tiny", "A tiny table", plan_file, ROWS)
+def table(plan_file) -> Experiment:
+    return a_table(plan_file)
+
+
+def record(table: Experiment, label: str, seed: int, summary: dict[str, Any], images: str = "") -> Record:
+    (row,) = (row for row in table.rows if row.label == label)
+    plan_hash = short_hash(table.plan_of(row, seed).toml())
+    return Record(label, row.method, seed, plan_hash, images, (measured_line(summary),))
 
 
 # ---- digits by hand --------------------------------------------------------------------------------------------------
@@ -55,29 +62,33 @@ def summary(accuracy: float, forgetting: float | None, **more: Any) -> dict[str,
     }
 
 
-@pytest.fixture
-def by_hand(table) -> Results:
-    """Two seeds of fedavg, one of stl, none of avg-fast, of a plan with two tasks."""
-    published = {"fedavg": {"accuracy": (84.11, 0.27)}, "stl": {"accuracy": (50.0, None)}}
-    table = dataclasses.replace(table, published=published, note="Only the order counts.")
-    results = Results(table, table.rows, range(2), {})
-    for row, seed, one in (
-        (ROWS[0], 0, summary(0.5, 0.1)),
-        (ROWS[0], 1, summary(0.7, 0.2)),
-        (ROWS[2], 0, summary(0.95, None)),
-    ):
-        results.add(line_of(row, seed, table.plan_of(row, seed).toml(), one))
+def results_of(table: Experiment, images: tuple[str, str, str] = ("", "", "")) -> Results:
+    """Two seeds of fedavg, one of stl, none of avg-fast, with a plan of two tasks."""
+    results = Results(table, table.rows, range(2))
+    results.add(record(table, "fedavg", 0, summary(0.5, 0.1), images[0]))
+    results.add(record(table, "fedavg", 1, summary(0.7, 0.2), images[1]))
+    results.add(record(table, "stl", 0, summary(0.95, None), images[2]))
     return results
+
+
+def with_paper(plan: Path, fedavg: dict[str, Any], stl: dict[str, Any], **fields: Any) -> Results:
+    rows = {**ROWS, "fedavg": {"paper": fedavg}, "stl": {"paper": stl}}
+    return results_of(a_table(plan, rows, **fields))
+
+
+@pytest.fixture
+def by_hand(plan_file) -> Results:
+    return with_paper(plan_file, {"accuracy": [84.11, 0.27]}, {"accuracy": 50.0}, note="Only the order counts.")
 
 
 def test_markdown_by_hand(by_hand):
     # 60 ± sqrt(2 * 10^2); 0.15 ± sqrt(2 * 0.05^2); 5 MB in 2 tasks; 4 * 250,000 of 4,000,000
-    text = writing.markdown(by_hand)
+    text = output.table_page(by_hand)
     made_by = "`weft repro tiny --seeds 2 --only fedavg` and `weft repro tiny --seeds 1 --only stl`"
     assert f"# A tiny table\n\nMade by {made_by}.\n" in text
     grid = [line for line in text.splitlines() if line.startswith("|")]
     assert grid == [
-        "| row | accuracy (%) | paper's | forgetting | up (MB/task) | of dense | down (MB/task) | of dense "
+        "| row | accuracy (%) | paper | forgetting | up (MB/task) | of dense | down (MB/task) | of dense "
         "| model (MB) | seeds |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| fedavg | 60.00 ± 14.14 | 84.11 ± 0.27 | 0.150 ± 0.071 | 2.50 ± 0.00 | 0.25 ± 0.00 | - | - "
@@ -86,15 +97,17 @@ def test_markdown_by_hand(by_hand):
         "| stl | 95.00 | 50.00 | - | 2.50 | 0.25 | - | - | 1.23 | 1 |",
     ]
     assert "`clients=3`, `tasks=2`, `network=mlp`" in text
-    assert "Of their own: avg-fast `learning_rate=0.01`." in text
+    assert "Differences by row: avg-fast `learning_rate=0.01`." in text
     assert "Only the order counts." in text
-    assert "ours: stl, fedavg; the paper's: fedavg, stl. Kendall's tau of the two orders of 2 rows: -1.00" in text
+    assert (
+        "best first: stl, fedavg; in the paper: fedavg, stl. Kendall's tau of the two orders of 2 rows: -1.00" in text
+    )
 
 
 def test_latex_by_hand(by_hand):
-    text = writing.latex(by_hand)
+    text = output.latex(by_hand)
     assert r"\begin{tabular}{lrrrrrrrrr}" in text
-    assert r"row & accuracy (\%) & paper's & forgetting &" in text
+    assert r"row & accuracy (\%) & paper & forgetting &" in text
     row = r"fedavg & 60.00 $\pm$ 14.14 & 84.11 $\pm$ 0.27 & 0.150 $\pm$ 0.071 & 2.50 $\pm$ 0.00 & 0.25 $\pm$ 0.00"
     assert row + r" & -- & -- & 1.23 $\pm$ 0.00 & 2 \\" in text
     made_by = "% made by weft repro tiny --seeds 2 --only fedavg\n% made by weft repro tiny --seeds 1 --only stl\n"
@@ -106,38 +119,34 @@ def test_latex_by_hand(by_hand):
     assert text.isascii()
 
 
-def test_without_numbers_of_the_paper_there_is_no_column_and_no_order(by_hand):
-    bare = Results(dataclasses.replace(by_hand.experiment, published={}), ROWS, range(2), by_hand.lines)
-    for text in (writing.markdown(bare), writing.latex(bare)):
-        assert "paper's &" not in text
-        assert "| paper's" not in text
-    assert "Kendall" not in writing.markdown(bare)
+def test_without_numbers_of_the_paper_there_is_no_column_and_no_order(table):
+    results = results_of(table)
+    assert "paper &" not in output.latex(results)
+    assert "| paper" not in output.table_page(results)
+    assert "Kendall" not in output.table_page(results)
 
 
 def test_escaping_for_latex():
     odd = "50 % & more_or #less $5 {a} ~b ^c \\d <e> -1 a-b 1-2"
-    assert writing.escape(odd) == (
+    assert output.escape(odd) == (
         r"50 \% \& more\_or \#less \$5 \{a\} \textasciitilde{}b \textasciicircum{}c \textbackslash{}d "
         r"\textless{}e\textgreater{} $-$1 a-b 1-2"
     )
 
 
 def test_hashes_do_not_depend_on_the_time():
-    plan = tiny().toml()
-    one = line_of(ROWS[0], 3, plan, summary(0.5, 0.1))
-    assert (one.row, one.method, one.seed) == ("fedavg", "fedavg", 3)
-    assert one.plan_hash == short_hash(plan)
-    assert re.fullmatch("[0-9a-f]{16}", one.summary_hash)
-    later = line_of(ROWS[0], 3, plan, summary(0.5, 0.1, seconds=9.0, images_per_second=None))
-    assert later.summary_hash == one.summary_hash
+    one = measured_line(summary(0.5, 0.1))
+    assert re.fullmatch("[0-9a-f]{16}", one["summary_hash"])
+    later = measured_line(summary(0.5, 0.1, seconds=9.0, images_per_second=None))
+    assert later["summary_hash"] == one["summary_hash"]
     assert later != one
-    assert line_of(ROWS[0], 3, plan, summary(0.5, 0.2)).summary_hash != one.summary_hash
+    assert measured_line(summary(0.5, 0.2))["summary_hash"] != one["summary_hash"]
 
 
-def test_the_csv_is_sorted_and_read_back_to_the_last_digit(tmp_path):
-    all_lines = [line_of(ROWS[0], seed, "", summary(1 / 3, None)) for seed in (10, 2, 0)]
-    text = csv_text(all_lines)
-    assert text == csv_text(reversed(all_lines))
+def test_the_csv_is_sorted_and_read_back_to_the_last_digit(tmp_path, table):
+    records = [record(table, "fedavg", seed, summary(1 / 3, None)) for seed in (10, 2, 0)]
+    text = csv_text(table, records)
+    assert text == csv_text(table, reversed(records))
     assert text.splitlines()[0] == (
         "row,method,seed,accuracy,forgetting,backward_transfer,validation_accuracy,c2s_bytes,s2c_bytes,c2s_dense_bytes,"
         "s2c_dense_bytes,c2s_nonzeros,s2c_nonzeros,model_size_bytes,model_size_paper_bytes,seconds,images_per_second,"
@@ -145,7 +154,7 @@ def test_the_csv_is_sorted_and_read_back_to_the_last_digit(tmp_path):
     )
     assert [line.split(",")[2] for line in text.splitlines()[1:]] == ["0", "2", "10"]
     (tmp_path / "a.csv").write_text(text)
-    assert list(read_csv(tmp_path / "a.csv").values()) == sorted(all_lines, key=lambda line: line.seed)
+    assert list(read_csv(table, tmp_path / "a.csv").values()) == sorted(records, key=lambda one: one.seed)
 
 
 def test_mean_and_deviation_need_values():
@@ -155,16 +164,15 @@ def test_mean_and_deviation_need_values():
 
 def test_kendalls_tau_with_ties():
     # pairs: (1,2) tied on the left, (1,3) and (2,3) agree: 2 / sqrt(2 * 3)
-    assert writing.kendall_tau([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
+    assert output.kendall_tau([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
 
 
 def test_another_process_may_write_meanwhile(tmp_path, table):
-    one = Results(table, ROWS, range(1), {})
-    other = Results(table, ROWS, range(1), {})
-    for results, row in ((one, ROWS[0]), (other, ROWS[2])):
-        results.add(line_of(row, 0, table.plan_of(row, 0).toml(), summary(0.5, 0.1)))
-        writing.TableDesk(table, tmp_path).write(results)
-    assert [label for label, _ in read_csv(tmp_path / "tiny.csv")] == ["fedavg", "stl"]
+    for label in ("fedavg", "stl"):
+        results = Results(table, table.rows, range(1))
+        results.add(record(table, label, 0, summary(0.5, 0.1)))
+        Store(table, tmp_path, output.render).write(results)
+    assert [label for label, _ in read_csv(table, tmp_path / "tiny.csv")] == ["fedavg", "stl"]
 
 
 # ---- on the screen ---------------------------------------------------------------------------------------------------
@@ -176,9 +184,9 @@ def drawn(thing: object, **options: Any) -> str:
     return file.getvalue()
 
 
-def test_long_names_fit_eighty_columns(by_hand):
-    table = dataclasses.replace(by_hand.experiment, rows=(*ROWS, Row("fedprox+stable-sgd@published", "fedavg")))
-    text = drawn(rows(writing.entries_of(Results(table, ROWS, range(2), by_hand.lines)), "±"))
+def test_long_names_fit_eighty_columns(plan_file):
+    rows = {**ROWS, "fedavg": {"paper": {"accuracy": 84.11}}, "fedprox+stable-sgd@published": {"method": "fedavg"}}
+    text = drawn(output.for_terminal(results_of(a_table(plan_file, rows)), "±"))
     assert "60.0 ± 14.1" in text
     assert "84.11" in text, "the paper's number as it is printed"
     assert " 0.150 " in text, "forgetting without its deviation, which the files have"
@@ -209,17 +217,14 @@ def test_the_mean_over_seeds_of_weft_run(finished):
 WRITER = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import test_repro_writing as here
+import test_repro_output as here
 from pathlib import Path
-from weft.repro import Row, Table, writing
-from weft.repro.store import Results, line_of
 
-rows = tuple(Row(f"row{place}", "fedavg") for place in range(40))
-table = Table("tiny", "A tiny table", Path(sys.argv[2]), rows)
-results = Results(table, rows, range(1), {})
-for row in rows[int(sys.argv[4]) :: 2]:
-    results.add(line_of(row, 0, table.plan_of(row, 0).toml(), here.summary(0.5, 0.1)))
-    writing.TableDesk(table, Path(sys.argv[3])).write(results)
+table = here.a_table(Path(sys.argv[2]), {f"row{index}": {"method": "fedavg"} for index in range(40)})
+results = here.Results(table, table.rows, range(1))
+for row in table.rows[int(sys.argv[4]) :: 2]:
+    results.add(here.record(table, row.label, 0, here.summary(0.5, 0.1)))
+    here.Store(table, Path(sys.argv[3]), here.output.render).write(results)
 """
 
 
@@ -231,43 +236,32 @@ def test_two_processes_lose_no_line(tmp_path, plan_file):
         for first in (0, 1)
     ]
     assert [process.wait(120) for process in both] == [0, 0]
-    assert len(read_csv(tmp_path / "tiny.csv")) == 40
+    assert len((tmp_path / "tiny.csv").read_text().splitlines()) == 1 + 40
     assert "| row39 | 50.00 |" in (tmp_path / "tiny.md").read_text()
 
 
 def test_a_csv_that_is_locked_for_long_is_told(tmp_path, table, monkeypatch):
-    monkeypatch.setattr(desk, "PATIENCE", 0.1)
+    monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.1)
     with (
         filelock.FileLock(tmp_path / ".tiny.lock"),
         pytest.raises(WeftError, match=r"another process is writing .*tiny"),
     ):
-        writing.TableDesk(table, tmp_path).write(Results(table, ROWS, range(1), {}))
+        Store(table, tmp_path, output.render).write(Results(table, table.rows, range(1)))
 
 
-def test_a_csv_without_the_images_is_read(tmp_path, by_hand):
-    """As older ones are."""
-    text = csv_text(by_hand.lines.values())
-    old = "\n".join(line.rpartition(",")[0] for line in text.splitlines()) + "\n"
-    (tmp_path / "old.csv").write_text(old)
-    assert read_csv(tmp_path / "old.csv") == by_hand.lines
+def test_runs_of_different_images_are_reported(table, tmp_path, monkeypatch):
+    monkeypatch.setenv("WEFT_DATA", str(tmp_path))  # without a cache, no image is known to have changed
+    mixed = results_of(table, ("cifar100:a svhn:b", "cifar100:c svhn:b", ""))
+    assert "different images of cifar100 than others: they cannot be compared" in output.table_page(mixed)
+    assert "cannot be compared" not in output.table_page(results_of(table))
 
 
-def test_runs_of_different_images_are_told(by_hand, tmp_path, monkeypatch):
-    monkeypatch.setenv("WEFT_DATA", str(tmp_path))  # nobody knows which of them would be used now
-    marks = iter(["cifar100:a svhn:b", "cifar100:c svhn:b", ""])
-    lines = {key: dataclasses.replace(line, images=next(marks)) for key, line in by_hand.lines.items()}
-    text = writing.markdown(Results(by_hand.experiment, ROWS, range(2), lines))
-    assert "Some runs used other images of cifar100 than others: they do not compare." in text
-    assert "do not compare" not in writing.markdown(by_hand)
-
-
-def test_the_papers_sizes_have_the_digits_of_the_paper(by_hand):
-    numbers = {"fedavg": {"model": (61.0, None), "backward_transfer": (-0.0014, None)}, "stl": {"model": (68.93, None)}}
+def test_the_papers_sizes_have_the_digits_of_the_paper(plan_file):
     measures = ("accuracy", "backward_transfer", "model")
-    table = dataclasses.replace(by_hand.experiment, published=numbers, measures=measures)
-    results = Results(table, ROWS, range(2), by_hand.lines)
-    grid = [line for line in writing.markdown(results).splitlines() if line.startswith("|")]
-    assert grid[0] == "| row | accuracy (%) | backward transfer | paper's | model (MB) | paper's | seeds |"
+    numbers = {"model": 61, "backward_transfer": -0.0014}, {"model": 68.93}
+    results = with_paper(plan_file, *numbers, measures=measures)
+    grid = [line for line in output.table_page(results).splitlines() if line.startswith("|")]
+    assert grid[0] == "| row | accuracy (%) | backward transfer | paper | model (MB) | paper | seeds |"
     assert grid[2] == "| fedavg | 60.00 ± 14.14 | - | -0.0014 | 1.23 ± 0.00 | 61 | 2 |"
     assert grid[4] == "| stl | 95.00 | - | - | 1.23 | 68.93 | 1 |"
-    assert r"fedavg & 60.00 $\pm$ 14.14 & -- & $-$0.0014 & 1.23 $\pm$ 0.00 & 61 & 2 \\" in writing.latex(results)
+    assert r"fedavg & 60.00 $\pm$ 14.14 & -- & $-$0.0014 & 1.23 $\pm$ 0.00 & 61 & 2 \\" in output.latex(results)
