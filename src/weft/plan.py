@@ -164,9 +164,7 @@ class Plan(BaseModel):
         method, updates = methods.class_of(self.method), self.asynchronous == "updates"
         most = self.clients if self.clients_per_round == "all" else self.clients_per_round
         if not 1 <= most <= self.clients:
-            text = (
-                f"clients_per_round is {most} but there are {self.clients} clients; choose 1 to {self.clients}, or all"
-            )
+            text = f"clients_per_round is {most} with {self.clients} clients; choose 1 to {self.clients}, or all"
         elif self.quorum != "all" and not 1 <= self.quorum <= most:
             text = f"quorum is {self.quorum} but a round has {most} clients; choose 1 to {most}, or all"
         elif self.staleness_bound != "auto" and self.staleness_bound < 0:
@@ -196,34 +194,26 @@ def resolve(file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
 
     An override of a component's name removes the options that the file gives to another one.
     """
-    rest = dict(file)
-    for_methods = _method_sections(rest.pop("for", {}))
-    base, top = as_tables(rest), as_tables(overrides)
-    names = {}
+    base, top, names = as_tables(file), as_tables(overrides), dict[str, str]()
+    for_methods = base.pop("for", {})
     for section in COMPONENTS:
         old = base.get(section, {}).get("name", Plan.model_fields[section].default)
         names[section] = name = _full_name(section, top.get(section, {}).get("name", old))
         if _parts(section, name) != _parts(section, str(old)):
             base[section] = {}
     plain, _, preset = names["method"].partition("@")
-    layers = [as_tables(methods.preset_of(plain, preset)), base]
-    layers += [
-        as_tables(for_methods[part]) for part in methods.parts_of(plain) if part != plain and part in for_methods
-    ]
-    layers += [as_tables(table) for name, table in for_methods.items() if methods.canonical(name) == plain]
     values: dict[str, Any] = {}
-    for layer in (*layers, top):
+    for layer in (as_tables(methods.preset_of(plain, preset)), base, *_for_method(for_methods, plain), top):
         for key, value in layer.items():
             values[key] = {**values.get(key, {}), **value} if key in SECTIONS else value
+    options = {section: values.pop(section, {}) for section in SECTIONS}
     for section in COMPONENTS:
-        options = values.get(section, {})
-        values[f"{section}_options"] = {key: value for key, value in options.items() if key != "name"}
-    values |= {**names, **{section: values.get(section, {}) for section in OPTION_SECTIONS}}
+        options[section].pop("name", None)
     if not {"clients", "tasks"} <= values.keys():
-        values = {**scenarios.default_size(names["scenario"], values["scenario_options"]), **values}
-    values = scaled(values, keep=top)
-    for section in COMPONENTS:
-        values[f"{section}_options"] = _complete(section, names[section], values[f"{section}_options"])
+        values = {**scenarios.default_size(names["scenario"], options["scenario"]), **values}
+    values = scaled(values, keep=top) | names | {section: options[section] for section in OPTION_SECTIONS}
+    for section, name in names.items():
+        values[f"{section}_options"] = _complete(section, name, options[section])
     _replace_auto(values)
     for key, optimizer, right in (("learning_rate", "sgd", "sgd_rate"), ("sgd_rate", "adam", "learning_rate")):
         if key in top and values["optimizer"] == optimizer:  # in a file it may be meant for another method
@@ -313,13 +303,12 @@ def _replace_auto(values: dict[str, Any]) -> None:
         values["metrics"] = ",".join(chosen) or None
 
 
-def _method_sections(given: Any) -> dict[str, Mapping[str, Any]]:
+def _for_method(given: Any, method: str) -> list[dict[str, Any]]:
+    """The sections [for.METHOD] of a method: those of its parts, then its own."""
     if not isinstance(given, Mapping) or not all(isinstance(table, Mapping) for table in given.values()):
         raise WeftError("for.METHOD is a table of keys for one method, such as [for.fedavg]")
-    sections = {registry.full_name(name, "weft.methods"): table for name, table in given.items()}
-    for name in sections:
-        methods.class_of(name)  # a misspelled section would be ignored
-    return sections
+    tables = {_full_name("method", name): table for name, table in given.items()}  # an unknown name is an error
+    return [as_tables(tables[name]) for name in dict.fromkeys([*methods.parts_of(method), method]) if name in tables]
 
 
 def _full_name(section: str, name: Any) -> str:
@@ -411,14 +400,13 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     """The first mistake in one line that says how to fix it."""
     mistakes = error.errors()
     first = mistakes[0]
-    branches = ("literal[", "constrained", "int", "float")  # pydantic names the branch of a union that it tried
-    path = [str(item) for item in first["loc"] if not str(item).startswith(branches)]
+    path = [str(item) for item in first["loc"][: 2 if not prefix and first["loc"][0] in OPTION_SECTIONS else 1]]
     key = prefix + ".".join(path)
     if first["type"] == "extra_forbidden":
         if not prefix and path[0] in OPTION_SECTIONS:
             return f"unknown key {key}; {nearest(path[-1], OPTION_SECTIONS[path[0]].model_fields, f'{path[0]}.')}"
         known = [field.alias or name for name, field in model.model_fields.items() if not name.endswith("_options")]
-        known += [] if prefix else ["scale"]
+        known += ["scale"] if not prefix else []
         owners = [name for name in methods.METHODS if path[0] in methods.options_of(name).model_fields]
         owner = f" ({key} is an option of {', '.join(owners)})" if prefix == "method." and owners else ""
         return f"unknown key {key}; {nearest(path[0], known, prefix)}{owner}"

@@ -89,10 +89,9 @@ def failure(request: Message, why: str) -> Message:
 
 
 def _check_name(name: str) -> str:
-    if name == "header":
-        raise ValueError("'header' is the name under which the rest of a message is counted")
-    if not 1 <= len(name) <= 200 or not name.isprintable():
-        raise ValueError("a name has 1 to 200 printable characters")  # it becomes a column of a CSV file
+    # it becomes a column of a CSV file, where "header" is the rest of a message
+    if not 1 <= len(name) <= 200 or not name.isprintable() or name == "header":
+        raise ValueError("a name has 1 to 200 printable characters and is not 'header'")
     return name
 
 
