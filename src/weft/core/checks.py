@@ -1,238 +1,234 @@
-"""What an answer must be before anything of it is used; and, at the other end, a request.
+"""What a reply must be before any of it is used; and, at the client, a request.
 
 `decode` has settled that the bytes are one well-formed message: version, checksum, sizes, indices in range and sorted,
-finite values. Here is what only the server can know: that it asked for this, that nobody has answered it yet, and that
-the tensors are those of the method and of the network. Whoever fails is refused with a reason, and none of it is used.
+finite values. Here is what only the receiver can know: that it requested this, that nobody has answered it yet, and that
+the tensors are those that the method declares for this network. A message that fails is rejected with a reason.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from weft.core.schedule import Visit
+from weft.core.progress import Pending
 from weft.errors import show
-from weft.methods.method import Form, Method
+from weft.methods.method import Method, TensorSpec
 from weft.networks.flat import Layout
 from weft.registry import short
-from weft.wire.message import Message, MessageError, decode
+from weft.wire.message import Message, MessageError, decode, show
 from weft.wire.tensors import Payload, Rows, Sparse, size
 
 if TYPE_CHECKING:
     from weft.plan import Plan
 
-EXAMPLES = 10**9  # more images than any client has
-CLASSES = 10**4  # more than any task has
-OTHERS = 4096  # bytes of JSON: numbers of other names than weft's
+MAX_EXAMPLES = 10**9  # more images than any client has
+MAX_CLASSES = 10**4  # more than any task has
+MAX_OTHER_FIELDS = 4096  # bytes of JSON: fields that weft does not know
+OPS = ("begin", "receive", "train", "send", "finish", "give", "test")
+SHAPES = {torch.Tensor: "dense", Rows: "rows", Sparse: "sparse"}
 
 
-class Refused(Exception):  # noqa: N818 - the run goes on
-    """An answer that is not used; the text says why."""
+class RejectedReply(Exception):  # noqa: N818 - the run continues
+    """A reply that is not used; the text says why."""
 
-    def __init__(self, reason: str, visit: Visit | None = None, foreign: bool = False):
-        """`visit`: what it answers, if that is clear; `foreign`: it answers nothing that this client was asked."""
+    def __init__(self, reason: str, pending: Pending | None = None, unrelated: bool = False, bug: bool = False):
+        """`pending`: the request that it answers, if that is clear; `unrelated`: it answers no request to this client;
+        `bug`: the method uploads what it does not declare."""
         super().__init__(reason)
-        self.visit, self.foreign = visit, foreign
+        self.pending, self.unrelated, self.bug = pending, unrelated, bug
 
 
 @dataclass(frozen=True)
-class Inspector:
-    """What all answers of a run are held against."""
+class ReplyChecks:
+    """What all replies of a run are checked against."""
 
     layout: Layout
     method: Method
-    forms: dict[str, Form] | None  # None: the method does not say
-    largest_norm: float
-    metrics: frozenset[str]  # the names of what is measured beside accuracy
+    max_norm: float
+    metrics: frozenset[str]  # the names of what is measured besides accuracy
 
     @staticmethod
-    def of(method: Method, layout: Layout, initial: torch.Tensor, plan: Plan) -> Inspector:
+    def of(method: Method, layout: Layout, initial: torch.Tensor, plan: Plan) -> ReplyChecks:
         metrics = frozenset(map(short, plan.metrics.split(","))) if plan.metrics is not None else frozenset()
-        return Inspector(
-            layout, method, forms_of(method, layout), plan.max_update_norm * float(initial.norm()), metrics
-        )
+        return ReplyChecks(layout, method, plan.max_update_norm * float(initial.norm()), metrics)
 
-    @property
-    def merged(self) -> set[str] | None:
-        """The names of the tensors that are merged in every round."""
-        return None if self.forms is None else {name for name, form in self.forms.items() if not form.once}
+    def once(self, pending: Pending) -> set[str]:
+        """The tensors that are stored and not merged."""
+        return {name for name, spec in self._spec(pending).items() if spec.once}
 
-    def open(self, wire: bytes, client: int, out: Mapping[str, Visit]) -> tuple[Message, Visit]:
-        """The answer of this client and what it was asked for; `out`: all that is asked and not answered, by id."""
+    def _spec(self, pending: Pending) -> dict[str, TensorSpec]:
+        return self.method.upload_spec(self.layout, pending.sent)
+
+    def open(self, wire: bytes, client: int, requests: Mapping[str, Pending]) -> tuple[Message, Pending]:
+        """The reply of this client and the request that it answers, out of those without a reply."""
         try:
             reply = decode(wire)
         except MessageError as reason:
-            raise Refused(str(reason).removeprefix("message rejected: ")) from None
-        visit = out.get(reply.request_id)
-        if visit is None or visit.client != client:
-            words = f"it answers {show(reply.request_id)}, which was not asked or is answered already"
-            raise Refused(words, foreign=True)
+            raise RejectedReply(str(reason).removeprefix("message rejected: ")) from None
+        pending = requests.get(reply.request_id)
+        if pending is None or pending.assignment.client != client:
+            raise RejectedReply(
+                f"it answers {show(reply.request_id)}, which was not requested or is answered already", unrelated=True
+            )
         if reply.error and (reply.tensors or reply.fields):
-            raise Refused("it says that it failed, and brings tensors or numbers all the same", visit)
-        if not reply.error and (fault := self.fault(reply, visit)):
-            raise Refused(fault, visit)
-        return reply, visit
+            raise RejectedReply("it reports a failure but has tensors or fields", pending)
+        if not reply.error:
+            self._check(reply, pending)
+        return reply, pending
 
-    def fault(self, reply: Message, visit: Visit) -> str:
-        """What is wrong with an answer to this request; nothing if nothing is."""
-        if (reply.sender, reply.receiver) != (f"client-{visit.client}", "server"):
-            return f"it says that it goes from {show(reply.sender)} to {show(reply.receiver)}"
-        if (reply.task, reply.round) != (visit.step, visit.round) or reply.ops:
-            return f"it is about task {reply.task}, round {reply.round}, and not what was asked"
-        return self._tensors_fault(reply.tensors, visit) or numbers_fault(reply.fields, visit, self.metrics)
+    def _check(self, reply: Message, pending: Pending) -> None:
+        request, spec = pending.assignment, self._spec(pending)
+        fault = ""
+        if (reply.sender, reply.receiver) != (f"client-{request.client}", "server"):
+            fault = f"it is addressed from {show(reply.sender)} to {show(reply.receiver)}"
+        elif (reply.task, reply.round) != (request.task, request.round) or reply.ops:
+            fault = f"it is about task {reply.task}, round {reply.round}, which was not requested"
+        elif undeclared := sorted(reply.tensors.keys() - spec.keys()):
+            raise RejectedReply(
+                f"tensor {show(undeclared[0])} is uploaded, and upload_spec does not declare it", pending, bug=True
+            )
+        fault = fault or self._tensors_fault(reply.tensors, spec, request.ops)
+        fault = fault or fields_fault(reply.fields, request.ops, request.task, self.metrics)
+        if fault:
+            raise RejectedReply(fault, pending)
 
-    def _tensors_fault(self, tensors: Mapping[str, Payload], visit: Visit) -> str:
-        merged = self.merged or set()
-        if tensors and not {"send", "give"} & set(visit.ops):
-            return "it has tensors that nobody asked for"
+    def _tensors_fault(
+        self, tensors: Mapping[str, Payload], spec: Mapping[str, TensorSpec], ops: Collection[str]
+    ) -> str:
+        merged = {name for name, each in spec.items() if not each.once}
         if merged & tensors.keys() and (missing := sorted(merged - tensors.keys())):
             return f"tensor {missing[0]!r} is missing"
         for name, tensor in tensors.items():
-            form = Form("dense", self.layout.body) if self.forms is None else self.forms.get(name)
-            if form is None or (self.forms is not None and ("give" if form.once else "send") not in visit.ops):
-                return f"tensor {show(name)} was not asked for"
-            if fault := self._form_fault(tensor, form):
+            if ("give" if spec[name].once else "send") not in ops:
+                return f"tensor {show(name)} was not requested"
+            if fault := self._form_fault(tensor, spec[name]):
                 return f"tensor {name!r} {fault}"
             values = tensor if isinstance(tensor, torch.Tensor) else tensor.values
             norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
-            if not norm <= self.largest_norm:
-                return f"tensor {name!r} has the norm {norm:.3g}, above {self.largest_norm:.3g} (max_update_norm)"
-        fault = "" if self.forms is None else self.method.fault(tensors, visit.told, self.layout)
-        return f"what it sends {fault}" if fault else ""
-
-    def _form_fault(self, tensor: Payload, form: Form) -> str:
-        if self.forms is None:
-            return "" if size(tensor) <= form.size else f"has {size(tensor):,} values, the network has {form.size:,}"
-        shape = {torch.Tensor: "dense", Rows: "rows", Sparse: "sparse"}[type(tensor)]
-        if shape != form.shape:
-            return f"is {shape} and not {form.shape}"
-        if size(tensor) != form.size or (isinstance(tensor, Rows) and tensor.segments != self.layout.segments):
-            return f"has {size(tensor):,} values in another order or number than the {form.size:,} of the network"
+            if not norm <= self.max_norm:
+                return f"tensor {name!r} has the norm {norm:.3g}, above {self.max_norm:.3g} (max_update_norm)"
         return ""
 
-
-def forms_of(method: Method, layout: Layout) -> dict[str, Form] | None:
-    """What the method says of its answers; nothing, if what it sends was changed further down than where it says so."""
-    order = type(method).__mro__
-    sends, says = (next(place for place, kind in enumerate(order) if name in vars(kind)) for name in _HALVES)
-    return method.expected(layout) if says <= sends else None
-
-
-_HALVES = ("contribute", "expected")
+    def _form_fault(self, tensor: Payload, spec: TensorSpec) -> str:
+        shape = SHAPES[type(tensor)]
+        if shape != spec.shape:
+            return f"is {shape} and not {spec.shape}"
+        if size(tensor) != spec.size or (isinstance(tensor, Rows) and tensor.segments != self.layout.segments):
+            return f"has {size(tensor):,} values in another order or number than the {spec.size:,} of the network"
+        if isinstance(tensor, Rows) and spec.rows is not None and not torch.equal(tensor.kept, spec.rows):
+            return "has other rows than those of this round"
+        if isinstance(tensor, Rows) and spec.most_rows is not None:
+            for layer, most in zip(self.layout.layers, spec.most_rows, strict=True):
+                if (count := int(tensor.kept[layer.row_span].sum())) > most:
+                    return f"has {count} rows of {layer.name}, at most {most} are accepted (method.keep)"
+        return ""
 
 
 # ---- a request, at the client ----------------------------------------------------------------------------------------
 
-OPS = ("begin", "receive", "train", "send", "finish", "give", "test")
-_SENT_AS = {"global": "base", "foreign": "adaptive"}  # what a client is sent was sent by clients under this name
-
 
 def request_fault(request: Message, client: int, method: Method, layout: Layout) -> str:
-    """What is wrong with a request, before anything is allocated by what it claims; nothing if nothing is."""
+    """What is wrong with a request, before anything is allocated by what it claims; empty if nothing is."""
     if (request.sender, request.receiver) != ("server", f"client-{client}"):
-        return f"it says that it goes from {show(request.sender)} to {show(request.receiver)}"
+        return f"it is addressed from {show(request.sender)} to {show(request.receiver)}"
     if strange := [op for op in request.ops if op not in OPS or request.ops.count(op) > 1]:
-        return f"it asks for {show(strange[0])}, which is unknown or named twice"
-    forms = forms_of(method, layout) or {}
+        return f"it requests {show(strange[0])}, which is unknown or named twice"
+    spec = method.upload_spec(layout, {})
+    once = next((each for each in spec.values() if each.once), None)
     for name, tensor in request.tensors.items():
-        kind = name.partition("/")[0]
-        form = forms.get(_SENT_AS.get(kind, name))
-        count = size(tensor)
+        declared = once if name.startswith("foreign/") else spec.get(name)
+        if declared is None:
+            return f"tensor {show(name)} is not one of this method"
         if isinstance(tensor, Rows) and tensor.segments != layout.segments:
             return f"tensor {name!r} has other rows than the network"
-        if count > layout.body or (form is not None and count != form.size):
-            wanted = f"at most {layout.body:,}" if form is None else f"{form.size:,}"
-            return f"tensor {name!r} has {count:,} values, for this network it has {wanted}"
-    if not _is_count(request.fields.get("turn", 0)):
-        return f"its turn cannot be {show(request.fields['turn'])}"
+        if size(tensor) != declared.size:
+            return f"tensor {name!r} has {size(tensor):,} values, for this network it has {declared.size:,}"
     return ""
 
 
-# ---- the numbers that anything reads, now or from the journal; a few of other names stand there and are not read -----
+# ---- the fields of a reply -------------------------------------------------------------------------------------------
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
-def numbers_fault(numbers: Mapping[str, Any], visit: Visit, metrics: Collection[str]) -> str:
-    """`metrics`: the names of what the plan has measured beside accuracy."""
-    for name, number in _NUMBERS.items():
-        asked = number.op in visit.ops and (name != "metrics" or bool(metrics))
-        if name in numbers and not asked:
-            return f"its {name} was not asked for"
-        if name in numbers and not number.is_right(numbers[name], visit.step + 1):
-            return f"its {name} cannot be {show(numbers[name])}"
-        if asked and name not in numbers and number.always:
-            return f"its {name} is missing"
-    if (others := len(json.dumps({name: numbers[name] for name in numbers.keys() - _NUMBERS.keys()}))) > OTHERS:
-        return f"its numbers of other names than weft's take {others:,} bytes, at most {OTHERS:,} are let in"
-    if any(task.keys() != set(metrics) for task in numbers.get("metrics", [])):
-        return f"its metrics are not {', '.join(sorted(metrics))}"
-    return ""
+def _one_number_of_classes(task: dict[str, list[float | None]]) -> dict[str, list[float | None]]:
+    if len({len(values) for values in task.values()} - {1}) > 1:
+        raise ValueError
+    return task
 
 
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+Values = Annotated[list[float | None], Field(min_length=1, max_length=MAX_CLASSES)]
+TaskMetrics = Annotated[dict[str, Values], AfterValidator(_one_number_of_classes)]
 
 
-def _is_share(value: Any) -> bool:
-    return _is_number(value) and 0 <= value <= 1
+class SizeFields(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    bytes: Count
+    paper_bytes: Count
 
 
-def _is_count(value: Any, least: int = 0, most: int = 2**53) -> bool:
-    return type(value) is int and least <= value <= most
+class ReplyFields(BaseModel):
+    """The fields that anything reads, now or from the journal. A client whose training diverged replies that it failed,
+    so there is no NaN among them."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    examples: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] | None = None
+    images: Count | None = None
+    rate: Annotated[float, Field(ge=0)] | None = None
+    stopped: bool | None = None
+    train_loss: float | None = None
+    valid_loss: float | None = None
+    valid_accuracy: Share | None = None
+    task_valid_accuracy: Share | None = None
+    density: list[Share] | None = None
+    size: SizeFields | None = None
+    accuracy: list[Share] | None = None
+    metrics: list[TaskMetrics] | None = None
 
 
-def _are_shares(value: Any, most: int) -> bool:
-    return isinstance(value, list) and len(value) <= most and all(map(_is_share, value))
-
-
-def _are_metrics(value: Any, tasks: int) -> bool:
-    """For each task some named lists of numbers: one, or one for each class; a number may be missing."""
-    if not isinstance(value, list) or len(value) != tasks or not all(isinstance(each, dict) for each in value):
-        return False
-    for task in value:
-        lists = list(task.values())
-        if not all(isinstance(one, list) and 0 < len(one) <= CLASSES for one in lists):
-            return False
-        if not all(map(_is_number_or_none, chain.from_iterable(lists))):
-            return False
-        if len({len(one) for one in lists} - {1}) > 1:  # a task has one number of classes
-            return False
-    return True
-
-
-def _is_number_or_none(value: Any) -> bool:
-    return value is None or _is_number(value)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {"bytes", "paper_bytes"} and all(map(_is_count, value.values()))
-
-
-class _Number(NamedTuple):
-    """What a number of an answer has to be."""
-
-    op: str  # what it tells of
-    is_right: Callable[[Any, int], bool]  # of its value and how many tasks there are by now
-    always: bool = False
-
-
-# a client whose training diverged says that it failed, and sends no number: there is no NaN among them
-_NUMBERS = {
-    "examples": _Number("train", lambda value, _: _is_count(value, 1, EXAMPLES), always=True),
-    "images": _Number("train", lambda value, _: _is_count(value)),
-    "rate": _Number("train", lambda value, _: _is_number(value) and value >= 0),
-    "stopped": _Number("train", lambda value, _: type(value) is bool),
-    "train_loss": _Number("train", lambda value, _: _is_number(value)),
-    "valid_loss": _Number("train", lambda value, _: _is_number(value)),
-    "valid_accuracy": _Number("train", lambda value, _: _is_share(value)),
-    "task_valid_accuracy": _Number("finish", lambda value, _: value is None or _is_share(value)),
-    "density": _Number("finish", _are_shares),
-    "size": _Number("finish", lambda value, _: _is_size(value), always=True),
-    "accuracy": _Number("test", lambda value, tasks: _are_shares(value, tasks) and len(value) == tasks, always=True),
-    "metrics": _Number("test", _are_metrics, always=True),
+OP_OF = {
+    **dict.fromkeys(("examples", "images", "rate", "stopped", "train_loss", "valid_loss", "valid_accuracy"), "train"),
+    **dict.fromkeys(("task_valid_accuracy", "density", "size"), "finish"),
+    **dict.fromkeys(("accuracy", "metrics"), "test"),
 }
+REQUIRED = ("examples", "size", "accuracy", "metrics")
+
+
+def fields_fault(fields: Mapping[str, Any], ops: Collection[str], task: int, metrics: Collection[str]) -> str:
+    """What is wrong with the fields of a reply; `metrics`: what the plan measures besides accuracy."""
+    for name, op in OP_OF.items():
+        requested = op in ops and (name != "metrics" or bool(metrics))
+        if name in fields and not requested:
+            return f"its {name} was not requested"
+        if requested and name not in fields and name in REQUIRED:
+            return f"its {name} is missing"
+        if name in fields and fields[name] is None and name != "task_valid_accuracy":
+            return f"its {name} cannot be None"
+    try:
+        known = ReplyFields.model_validate(dict(fields))
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+        return f"its {name} cannot be {show(fields[name])}"
+    except RecursionError:
+        return "its fields are nested too deeply"
+    for name, exact in (("density", False), ("accuracy", True), ("metrics", True)):
+        count = len(fields.get(name, ()))
+        if name in fields and (count > task + 1 or (exact and count != task + 1)):
+            return f"its {name} is of {count} tasks, not of {task + 1}"
+    others = len(json.dumps({name: fields[name] for name in fields.keys() - OP_OF.keys()}))
+    if others > MAX_OTHER_FIELDS:
+        return f"its unknown fields take {others:,} bytes, at most {MAX_OTHER_FIELDS:,} are accepted"
+    if any(each.keys() != set(metrics) for each in known.metrics or ()):
+        return f"its metrics are not {', '.join(sorted(metrics))}"
+    finite = chain.from_iterable(chain.from_iterable(each.values()) for each in known.metrics or ())
+    return "" if all(value is None or math.isfinite(value) for value in finite) else "its metrics are not finite"

@@ -1,22 +1,23 @@
-"""A client: `answer` moves its state on and gives the reply. It sees its own data and the server's words, no more.
+"""A client: `answer` updates its state and returns the reply. It sees its own data and the server's messages only.
 
-What a message can ask for, in this order:
+What a request can ask for, in this order:
 
-    begin     a new task: its head, its own parameters, a fresh learning rate
+    begin     start a new task: head, task-specific parameters, learning rate
     receive   take in the tensors that came along
     train     one round on the task's training images
-    send      answer with the method's contribution to theta_G
-    finish    the task is over: put away what it needs later
-    give      answer with what is given once a task
+    send      reply with the method's upload
+    finish    end the task: store what it needs later
+    give      reply with what is uploaded once per task
     test      accuracy of every task so far, on test images (of the model as it is, or as theta_G would make it)
 
-The same request twice gives the same reply and does not train twice. A server that has lost an answer asks once more
-for a task to begin or to finish: what was done is not done again. A client that was out of reach for whole tasks makes
-up for it when it begins the next one.
+The same request twice gives the same reply and does not train twice. A server that has lost a reply may request the
+start or end of a task again: what was done is not repeated. A client that was away for whole tasks catches up when it
+starts the next one.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 from typing import Any
@@ -25,189 +26,216 @@ import torch
 
 from weft import methods, metrics, networks, scenarios
 from weft.core.checks import request_fault
-from weft.core.optimizers import forget_optimizer
-from weft.core.storage import State
-from weft.core.training import begin_schedule, train_round
+from weft.core.training import train_round
 from weft.errors import WeftError
-from weft.methods.method import Lesson, Method
+from weft.methods.method import Download, Method, TaskContext, Tensors
+from weft.methods.state import ClientState, OptimizerState, RateSchedule
 from weft.networks.batches import Batches
 from weft.plan import Plan
+from weft.randomness import generator
 from weft.scenarios import Scenario, SplitName, Task
 from weft.wire.message import Message, MessageError, decode, encode, failure
-from weft.wire.tensors import Payload, nonzeros
+from weft.wire.tensors import Sparse
 
-SETS_KEPT = 16  # of the tasks being learned
-TEST_SETS_KEPT = 256  # small uint8 images: some hundred kilobytes each
+TRAINING_SETS = 16  # kept in memory, of the tasks in training
+TEST_SETS = 256  # small uint8 images: some hundred kilobytes each
+KNOWLEDGE = "foreign/"  # name of a tensor that is sent once
 
 
-class World:
-    """What all clients of a process share: the plan and what was built from it. No client's memory is in here."""
+class Runtime:
+    """What all clients of a process share: the plan and what is built from it. No client's state is in here."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, scenario: Scenario | None = None):
         self.plan = plan
-        self.scenario: Scenario = scenarios.of(plan)
+        self.scenario = scenarios.of(plan) if scenario is None else scenario
         self.method: Method = methods.load(plan.method, plan.method_options)
         self.device = pick_device(plan.device)
-        # training images are asked for again in every round of a task, test images after every later task
-        self._learning = functools.lru_cache(maxsize=2 * SETS_KEPT)(self._load)
-        self._testing = functools.lru_cache(maxsize=TEST_SETS_KEPT)(self._load)
+        # training images are needed again in every round of a task, test images after every later task
+        self._training = functools.lru_cache(maxsize=2 * TRAINING_SETS)(self._load)
+        self._testing = functools.lru_cache(maxsize=TEST_SETS)(self._load)
 
-    def task(self, client: int, step: int) -> Task:
-        return self.scenario.sequences[client][step]
+    def new_client(self) -> ClientState:
+        state = self.method.Client()
+        state.tasks.entry = self.method.Task
+        return state
 
-    def lesson(self, client: int, step: int) -> Lesson:
-        """A lesson without data, for answering; whoever learns gets `learning`."""
-        plan, heads = self.plan, self._heads(client, step)
+    def task(self, client: int, task: int) -> Task:
+        return self.scenario.sequences[client][task]
+
+    def context(self, client: int, task: int) -> TaskContext:
+        """A context without images, for evaluation."""
+        plan, heads = self.plan, self._heads(client, task)
         network = networks.build(plan.network, plan.network_options, heads, self.device, plan.loss)
-        return Lesson(client, step, plan, network)
+        return TaskContext(client, task, plan, network)
 
-    def learning(self, client: int, step: int) -> Lesson:
-        """The lesson of the task that is being learned: its images are there to see, those of other tasks are not."""
-        load = functools.partial(self.pooled if self.method.sees_all else self.batches, client, step)
-        return dataclasses.replace(self.lesson(client, step), load=load)
+    def training_context(self, client: int, task: int) -> TaskContext:
+        """The context of the task in training: its images are available, those of other tasks are not."""
+        sees_all = self.method.traits.sees_all_tasks
+        load = functools.partial(self.pooled if sees_all else self.batches, client, task)
+        return dataclasses.replace(self.context(client, task), load=load)
 
-    def _heads(self, client: int, step: int) -> tuple[int, ...]:
-        """How many classes each head has: one head for the task, or those of all tasks where all are seen at once."""
-        tasks = self.scenario.sequences[client] if self.method.sees_all else (self.task(client, step),)
-        return tuple(len(task.classes) for task in tasks)
+    def _heads(self, client: int, task: int) -> tuple[int, ...]:
+        """The number of classes of each head: one head for the task, or those of all tasks if all are seen at once."""
+        sees_all = self.method.traits.sees_all_tasks
+        tasks = self.scenario.sequences[client] if sees_all else (self.task(client, task),)
+        return tuple(len(each.classes) for each in tasks)
 
-    def batches(self, client: int, step: int, part: SplitName) -> Batches:
-        return (self._testing if part == "test" else self._learning)(client, step, part)
+    def batches(self, client: int, task: int, split: SplitName) -> Batches:
+        return (self._testing if split == "test" else self._training)(client, task, split)
 
-    def pooled(self, client: int, step: int, part: SplitName) -> Batches:
+    def pooled(self, client: int, task: int, split: SplitName) -> Batches:
         """The images of all tasks of a client; an epoch takes as many of them as the current task has."""
-        parts = [self.batches(client, each, part) for each in range(len(self.scenario.sequences[client]))]
-        return Batches.pool(parts, epoch=len(parts[step]))
+        parts = [self.batches(client, each, split) for each in range(len(self.scenario.sequences[client]))]
+        return Batches.pool(parts, epoch=len(parts[task]))
 
-    def _load(self, client: int, step: int, part: SplitName) -> Batches:
-        task = self.task(client, step)
-        return Batches(task.load(part), task.mean, task.deviation, self.device, self._first_label(client, step))
+    def _load(self, client: int, task: int, split: SplitName) -> Batches:
+        found = self.task(client, task)
+        return Batches(found.load(split), found.mean, found.deviation, self.device, self._first_label(client, task))
 
-    def own_head(self, client: int, step: int) -> tuple[int, int]:
+    def head_span(self, client: int, task: int) -> tuple[int, int]:
         """Where a task's classes begin among those of all heads, and how many they are."""
-        return self._first_label(client, step), len(self.task(client, step).classes)
+        return self._first_label(client, task), len(self.task(client, task).classes)
 
-    def _first_label(self, client: int, step: int) -> int:
+    def _first_label(self, client: int, task: int) -> int:
         """Labels count through all heads."""
-        return sum(self._heads(client, step)[:step]) if self.method.sees_all else 0
+        return sum(self._heads(client, task)[:task]) if self.method.traits.sees_all_tasks else 0
 
 
 def pick_device(wanted: str) -> str:
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there[wanted]:
-        raise WeftError(f"device={wanted} is not there on this machine; choose auto or cpu")
+    present = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not present[wanted]:
+        name = {"cuda": "CUDA", "mps": "MPS"}[wanted]
+        raise WeftError(f"device={wanted}: {name} is not available on this machine; use device=auto or device=cpu")
     return wanted
 
 
-def answer(world: World, client: int, state: State, wire: bytes) -> bytes:
-    """The reply to an encoded request, encoded; `state` is moved on in place."""
+def answer(runtime: Runtime, client: int, state: ClientState, wire: bytes) -> bytes:
+    """The encoded reply to an encoded request; `state` is updated in place."""
     request = decode(wire)
-    if state.reply and state.numbers["answered"] == request.request_id:
+    if state.reply and state.request_id == request.request_id:
         return state.reply
-    lesson = _lesson(world, client, request)
-    if "train" in request.ops and _is_past(state, request.task):
+    ctx = _checked_context(runtime, client, request)
+    # a request that was long on its way would train a later task with the images of this one
+    if "train" in request.ops and (state.finished >= request.task or state.started > request.task):
         return encode(failure(request, "that task is over here"))
-    tensors, numbers = _act(world, state, request, lesson)
+    tensors, fields = _act(runtime, state, request, ctx)
     reply = Message(
-        request.receiver, request.sender, request.request_id, (), request.task, request.round, tensors, numbers
+        request.receiver, request.sender, request.request_id, (), request.task, request.round, tensors, fields
     )
-    state.numbers["answered"] = request.request_id
-    state.reply = encode(reply, world.plan.wire)
+    state.request_id, state.reply = request.request_id, encode(reply, runtime.plan.wire)
     return state.reply
 
 
-def _is_past(state: State, step: int) -> bool:
-    """Has the client put this task away? A request that was long on its way would train a later one with its images."""
-    return bool(state.numbers.get("finished", -1) >= step or state.numbers.get("begun", -1) > step)
-
-
-def _lesson(world: World, client: int, request: Message) -> Lesson:
-    """What is to be learned, if the request is one that a server would send: nothing was changed by it yet."""
-    tasks = len(world.scenario.sequences[client])
+def _checked_context(runtime: Runtime, client: int, request: Message) -> TaskContext:
+    """The context of a request, if it is one that a server would send: it has changed nothing yet."""
+    tasks = len(runtime.scenario.sequences[client])
     if not 0 <= request.task < tasks:
         raise MessageError(f"message rejected: it is about task {request.task}, of {tasks}")
-    lesson = world.learning(client, request.task)
-    if fault := request_fault(request, client, world.method, lesson.layout):
+    ctx = runtime.training_context(client, request.task)
+    if fault := request_fault(request, client, runtime.method, ctx.layout):
         raise MessageError(f"message rejected: {fault}")
-    return lesson
+    return ctx
 
 
-def _act(world: World, state: State, request: Message, lesson: Lesson) -> tuple[dict[str, Payload], dict[str, Any]]:
-    method, client, step = world.method, lesson.client, lesson.step
-    tensors: dict[str, Payload] = {}
-    numbers: dict[str, Any] = {}
-    if "base" not in state.tensors:
-        method.join(state, lesson)
-    if "begin" in request.ops and state.numbers.get("begun", -1) < step:
-        for missed in range(state.numbers.get("finished", -1) + 1, step):  # so that every task can be answered for
-            _begin(world, state, world.learning(client, missed))
-            _finish(world, state, world.learning(client, missed))
-        _begin(world, state, lesson)
-    stopped = state.numbers["schedule"]["stopped"]  # its rate has reached the floor: it keeps what it has and waits
+def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContext) -> tuple[Tensors, dict[str, Any]]:
+    method, client, task = runtime.method, ctx.client, ctx.task
+    tensors: Tensors = {}
+    fields: dict[str, Any] = {}
+    if not state.weights.numel():
+        state.start(ctx, method.options)
+    if "begin" in request.ops and state.started < task:
+        for missed in range(state.finished + 1, task):  # so that every task can be evaluated
+            _begin(runtime, state, runtime.training_context(client, missed))
+            _end(runtime, state, runtime.training_context(client, missed))
+        _begin(runtime, state, ctx)
+    stopped = state.rate.stopped  # its rate has reached the floor: it keeps what it has and waits
     if "receive" in request.ops:
-        if stopped:
-            method.store(state, request)
-        else:
-            method.receive(state, request, lesson)
+        download = _download(request)
+        state.knowledge.update(download.once)
+        if not stopped:
+            method.receive(state, download, ctx)
     if "train" in request.ops:
-        numbers |= train_round(state, method, lesson, request.round)
+        fields |= train_round(state, method, ctx, request.round)
     if "send" in request.ops and not stopped:
-        tensors |= method.contribute(state, lesson)
+        tensors |= method.upload(state, ctx)
     if "finish" in request.ops:
-        _finish(world, state, lesson)
-        if state.numbers["schedule"]["epochs"]:  # of the model as it is put away
-            method.answer_for(state, step, lesson)
-            numbers["task_valid_accuracy"] = lesson.network.measure(world.batches(client, step, "valid"))[0]
-        numbers["size"] = method.size(state)._asdict()
-        numbers["density"] = density(state, lesson)
+        _end(runtime, state, ctx)
+        if state.rate.epochs:  # of the model as it is stored
+            method.load_task(state, task, ctx)
+            fields["task_valid_accuracy"] = ctx.network.measure(runtime.batches(client, task, "valid"))[0]
+        fields["size"] = state.size()._asdict()
+        densities = (state.tasks[each].density() for each in state.tasks if each <= task)
+        fields["density"] = [density for density in densities if density is not None]
     if "give" in request.ops:
-        tensors |= method.give(state, lesson)
+        tensors |= method.share_task(state, ctx)
     if "test" in request.ops:
-        numbers |= test(world, state, request, lesson)
-    return tensors, numbers
+        fields |= evaluate(runtime, state, request, ctx)
+    return tensors, fields
 
 
-def _begin(world: World, state: State, lesson: Lesson) -> None:
-    if state.numbers.get("begun", -1) < lesson.step:
-        world.method.begin(state, lesson)
-        state.numbers["schedule"] = begin_schedule(world.method.first_rate(world.plan, lesson.step))
-        state.numbers["begun"] = lesson.step
+def _download(request: Message) -> Download:
+    once = {
+        name.removeprefix(KNOWLEDGE): tensor
+        for name, tensor in request.tensors.items()
+        if name.startswith(KNOWLEDGE) and isinstance(tensor, Sparse)
+    }
+    rest = {name: tensor for name, tensor in request.tensors.items() if not name.startswith(KNOWLEDGE)}
+    return Download(rest, request.fields, once)
 
 
-def _finish(world: World, state: State, lesson: Lesson) -> None:
-    if state.numbers.get("finished", -1) < lesson.step:
-        world.method.finish(state, lesson)
-        forget_optimizer(state)
-        state.numbers["finished"] = lesson.step
+def _begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
+    """Start a task, once: a new head, new biases unless they are shared, the initial learning rate."""
+    if state.started >= ctx.task:
+        return
+    method, plan, layout = runtime.method, runtime.plan, ctx.layout
+    if not (method.traits.sees_all_tasks and state.private.numel()):  # else the heads of all tasks exist already
+        biases = ctx.initial()[layout.weights :]
+        if method.options.biases == "shared" and state.private.numel():
+            biases = state.private[: len(biases)]
+        head = ctx.network.initial_head(generator(plan.seed, "head", ctx.client, ctx.task))
+        state.private = torch.cat([biases, head])
+        state.shared_biases = len(biases) if method.options.biases == "shared" else 0
+    rate = plan.learning_rate if plan.optimizer == "adam" else float(plan.sgd_rate)
+    state.rate = RateSchedule(rate)
+    method.begin_task(state, ctx)
+    state.started = ctx.task
 
 
-def test(world: World, state: State, request: Message, lesson: Lesson) -> dict[str, list[Any]]:
-    """Accuracy of every task up to this one. With measured_model=global theta_G comes along, is tried on and not kept.
+def _end(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
+    """End a task, once."""
+    if state.finished >= ctx.task:
+        return
+    if not runtime.method.traits.sees_all_tasks:  # else no task is ever over
+        state.tasks[ctx.task] = runtime.method.Task(private=state.private[state.shared_biases :].clone())
+    runtime.method.end_task(state, ctx)
+    state.optimizer = OptimizerState()
+    state.finished = ctx.task
 
-    And other measures, if the plan wants some.
+
+def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContext) -> dict[str, list[Any]]:
+    """Accuracy of every task up to this one, and the metrics of the plan.
+
+    With measured_model=global theta_G comes along, is tested and not kept.
     """
-    tried = state
-    if world.plan.measured_model == "global" and request.tensors and "train" not in request.ops:
-        tried = State(dict(state.tensors), dict(state.numbers), state.archive)
-        world.method.receive(tried, request, lesson)
+    tested = state
+    if runtime.plan.measured_model == "global" and request.tensors and "train" not in request.ops:
+        tested = copy.copy(state)
+        download = _download(request)
+        tested.knowledge.update(download.once)
+        runtime.method.receive(tested, download, ctx)
     found: dict[str, list[Any]] = {"accuracy": []}
-    for step in range(lesson.step + 1):
-        here = world.lesson(lesson.client, step)
-        world.method.answer_for(tried, step, here)
-        batches = world.batches(lesson.client, step, "test")
-        found["accuracy"].append(here.network.measure(batches)[0])
-        if world.plan.metrics is not None:
-            first, classes = world.own_head(lesson.client, step)
-            answers = here.network.predictions(batches)[:, first : first + classes].double().cpu().numpy()
+    for task in range(ctx.task + 1):
+        its = runtime.context(ctx.client, task)
+        runtime.method.load_task(tested, task, its)
+        batches = runtime.batches(ctx.client, task, "test")
+        found["accuracy"].append(its.network.measure(batches)[0])
+        if runtime.plan.metrics is not None:
+            first, classes = runtime.head_span(ctx.client, task)
+            outputs = its.network.answers(batches)[:, first : first + classes].double().cpu().numpy()
             labels = batches.labels.cpu().numpy() - first
-            measured = metrics.measure_all(world.plan.metrics.split(","), labels, answers)
-            found.setdefault("metrics", []).append(measured)
+            found.setdefault("metrics", []).append(
+                metrics.measure_all(runtime.plan.metrics.split(","), labels, outputs)
+            )
     return found
-
-
-def density(state: State, lesson: Lesson) -> list[float]:
-    """The share of nonzeros in the A of each task so far; empty for methods that have none."""
-    found = (state.archive.get(f"adaptive/{step}") for step in range(lesson.step + 1))
-    return [nonzeros(adaptive) / lesson.layout.weights for adaptive in found if adaptive is not None]

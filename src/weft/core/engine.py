@@ -1,13 +1,14 @@
 """Engines: how requests reach clients and replies come back. An engine carries bytes and knows nothing of learning.
 
 Neither a client that fails nor one that is silent stops an engine: the first gives an error reply (a message whose
-`error` says why), the second misses the deadline. Its reply may still come out of a later exchange. On one machine a
-fault in somebody's own method is no accident of a far-away site but a thing to mend: there it ends the run, in a line.
+`error` says why), the second misses the deadline, and its reply may still arrive later. On one machine a fault in a
+user's method is not an accident of a remote site but a bug to fix: there it ends the run with one line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 
@@ -15,79 +16,67 @@ class Request(NamedTuple):
     client: int
     wire: bytes
     request_id: str
-    work: float = 1.0  # how much of a round's training is asked for
-    crosses: bool = True  # the wire; if not, it is the client's own business, which cannot be late or lost
+    work: float = 1.0  # how much of a round's training is requested
+    crosses: bool = True  # the network; if not, the request can be neither late nor lost
 
 
 class Reply(NamedTuple):
     client: int
     wire: bytes
     seconds: float  # that the client worked
+    request_id: str = ""  # the request that it answers, if that is known: the message may be damaged
 
 
-class Arrival(NamedTuple):
-    """A reply as an engine hands it over."""
+@dataclass(frozen=True)
+class Availability:
+    """Which clients can be asked, by number."""
 
-    client: int
-    wire: bytes
-    seconds: float
-    request_id: str = ""  # which request it is the answer to, if that is known: it may be damaged
-
-
-class Saved(NamedTuple):
-    """Where the clients' states lie, how often each has moved on, and what is on its way on a virtual clock."""
-
-    states: dict[int, dict[str, Any]]
-    answers: dict[int, int]
-    clock: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    available: frozenset[int]
+    busy: frozenset[int] = frozenset()  # have not answered a request, and may still do so
+    away: frozenset[int] = frozenset()  # not expected back soon: no round waits for them
+    gone: frozenset[int] = frozenset()  # not expected back at all
+    left: frozenset[int] = frozenset()  # have left for good: what they shared is removed
 
 
-class Carrier(Protocol):
-    """What takes requests to clients and brings all their replies."""
+@dataclass
+class EngineState:
+    """What a checkpoint keeps of an engine: files of the clients' states, and JSON of what is on its way."""
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]: ...
-    def save(self) -> Saved: ...
-    def close(self) -> None: ...
+    clients: dict[int, dict[str, Any]] = field(default_factory=dict)
+    answered: dict[int, int] = field(default_factory=dict)  # requests that each client has answered
+    transit: dict[str, Any] = field(default_factory=dict)
 
 
 class Engine(Protocol):
-    """What the loop works with."""
+    """What the server loop works with."""
 
-    apart: bool  # are clients elsewhere, so that whatever they are asked has to reach them?
-    patience: float  # seconds within which who was killed is presumably back
+    remote: bool  # clients are elsewhere: an unanswered request may be answered after a restart
+    patience: float  # seconds within which a client that was killed is presumably back
 
-    def clients(self) -> list[int]:
-        """Who is there now."""
-        ...
-
-    def gone(self) -> set[int]:
-        """Who is away and not expected back soon: no round waits for them."""
-        ...
-
-    def lost(self) -> set[int]:
-        """Who is not expected back at all."""
-        ...
-
-    def busy(self) -> set[int]:
-        """Who has not answered what it was asked, and may still do so."""
-        ...
+    def clients(self) -> Availability: ...
 
     def now(self) -> float:
-        """Seconds since the beginning, virtual or real."""
+        """Seconds since the start, virtual or real."""
         ...
 
-    def exchange(
-        self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
-    ) -> Iterator[Arrival]:
-        """Hand over the requests; give replies as they come, also to earlier requests, for `deadline` seconds at most.
+    def submit(self, request: Request) -> None:
+        """Hand over a request. May compute its reply at once, or block while the queue of a worker is full."""
+        ...
 
-        Without a deadline it ends when no reply is on its way any more. Whoever has enough may stop listening; what is
-        on its way then comes out of the next exchange. `only`: so do replies to earlier requests.
+    def ready(self) -> Reply | None:
+        """A reply that has arrived already; never waits and never computes."""
+        ...
+
+    def replies(self, timeout: float | None = None, only: Collection[str] | None = None) -> Iterator[Reply]:
+        """Replies as they arrive, to earlier requests too, for at most `timeout` seconds.
+
+        Without a timeout it ends when no reply is on its way any more; with nothing on its way it waits until another
+        client becomes available. The caller may stop at any reply. `only`: just the replies to these requests.
         """
         ...
 
-    def save(self) -> Saved:
-        """Put all clients' states on disk."""
+    def save(self) -> EngineState:
+        """Write the states of all clients to disk."""
         ...
 
     def close(self) -> None: ...

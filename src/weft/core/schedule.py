@@ -1,43 +1,53 @@
-"""Who learns which task in which round, and what a client is asked for: functions of the plan, with nothing remembered.
+"""Schedule: which client trains which task in which round. A function of the plan; nothing is remembered here.
 
-Rounds are counted through the whole run. A client's task takes `rounds_per_task` of them, or, with async=task_clocks or
-updates, as many more or fewer as its seed says; what all its tasks take together is always the same.
+Rounds are counted through the whole run. A client's task takes `rounds_per_task` of them; with async=task_clocks or
+updates as many more or fewer as its seed says. All tasks of a client together always take the same number.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from weft.methods.method import Method
 from weft.plan import Plan
 from weft.randomness import generator
 from weft.scenarios import Scenario
 
-CLOSING_ATTEMPTS = 3  # so often a client is asked for what it gives at a task's end, before the run goes on without it
-Standing = Mapping[str, int]  # by client: the last task of which the server knows that it has got so far
+if TYPE_CHECKING:
+    from weft.core.progress import ClientProgress
+
+TASK_END_ATTEMPTS = 3  # requests for what a client uploads at the end of a task, before the run continues without it
 
 
-class Visit(NamedTuple):
-    """One client's part in one round."""
+@dataclass(frozen=True, order=True)
+class Assignment:
+    """What one client does in one round."""
 
     client: int
-    step: int
-    round: int  # of the task; those after its last one close it
+    task: int
+    round: int  # of the task; task-end requests are numbered after its last one
     ops: tuple[str, ...]
-    exchanges: bool  # with the server; if not, the client works by itself and nothing crosses the wire
-    first: bool = False  # its first exchange of the task: kb^(t) comes along
-    sure: bool = False  # a measurement, which faults on purpose leave alone
-    at: int = 0  # the run's round, or how many answers had been merged, when it was asked
-    sent: float = 0.0  # on the engine's clock
-    told: Mapping[str, Any] = {}  # the numbers that came with the request
+    exchanges: bool  # with the server; if not, the client works locally and nothing is sent
+    first: bool = False  # the client's first download of the task: kb^(t) is sent along
+    lossless: bool = False  # a measurement, which fault injection leaves alone
+    kind: Literal["train", "task_end", "knowledge"] = "train"
 
     @property
     def request_id(self) -> str:
-        return f"{self.step}.{self.round}.{self.client}"
+        return f"{self.task}.{self.round}.{self.client}"
+
+
+@dataclass(frozen=True)
+class TaskPosition:
+    """A client's task, which of the task's rounds it is, and how many there are."""
+
+    task: int
+    round: int
+    rounds: int
 
 
 def task_lengths(plan: Plan, client: int, tasks: int) -> list[int]:
@@ -48,112 +58,104 @@ def task_lengths(plan: Plan, client: int, tasks: int) -> list[int]:
     rng = generator(plan.seed, "rounds", client)
     most = int(plan.rounds_spread * plan.rounds_per_task)
     order = rng.permutation(tasks)
-    for one, other in zip(order[::2], order[1::2], strict=False):  # with an odd number of tasks one is left as it is
+    for one, other in zip(order[::2], order[1::2], strict=False):  # of an odd number of tasks one keeps its length
         more = int(rng.integers(-most, most + 1))
         lengths[one] += more
         lengths[other] -= more
     return lengths
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a client is: its task, which of the task's rounds it is, and how many there are."""
-
-    step: int
-    round: int
-    rounds: int
-
-
 class Schedule:
     def __init__(self, plan: Plan, scenario: Scenario, method: Method):
-        self.plan, self.method = plan, method
+        self.plan, self.traits = plan, method.traits
         self.lengths = [task_lengths(plan, client, len(tasks)) for client, tasks in enumerate(scenario.sequences)]
         self._ends = [list(accumulate(lengths)) for lengths in self.lengths]
         self.rounds = max(ends[-1] for ends in self._ends)
-        self.chosen = functools.cache(self._chosen)
+        self.selected = functools.cache(self._selected)
 
-    def place(self, client: int, round_index: int) -> Place | None:
-        """Where a client is in a round of the run; None if all its tasks are over."""
-        for step, (end, length) in enumerate(zip(self._ends[client], self.lengths[client], strict=True)):
+    def position(self, client: int, round_index: int) -> TaskPosition | None:
+        """Where a client is in a round of the run; None after its last task."""
+        for task, (end, length) in enumerate(zip(self._ends[client], self.lengths[client], strict=True)):
             if round_index < end:
-                return Place(step, round_index - (end - length), length)
+                return TaskPosition(task, round_index - (end - length), length)
         return None
 
     def active(self, round_index: int) -> list[int]:
         return [client for client, ends in enumerate(self._ends) if round_index < ends[-1]]
 
-    def lowest_step(self, round_index: int) -> int:
-        """The task that is over for everybody up to here."""
-        places = (self.place(client, round_index) for client in range(len(self._ends)))
-        return min((place.step for place in places if place is not None), default=max(map(len, self._ends)))
+    def lowest_task(self, round_index: int) -> int:
+        """The first task that is not over for everybody."""
+        positions = (self.position(client, round_index) for client in range(len(self._ends)))
+        return min((place.task for place in positions if place is not None), default=max(map(len, self._ends)))
 
-    def _chosen(self, round_index: int) -> list[int]:
-        """Alg. 1 line 5: C^(r) ~ C. Where nothing is sent nobody waits for others: all clients work in every round."""
+    def _selected(self, round_index: int) -> list[int]:
+        """Alg. 1 line 5: C^(r) ~ C. Where nothing is sent all clients train in every round."""
         active, plan = self.active(round_index), self.plan
-        if not self.method.talks or plan.clients_per_round == "all" or plan.clients_per_round >= len(active):
+        if not self.traits.federated or plan.clients_per_round == "all" or plan.clients_per_round >= len(active):
             return active
         rng = generator(plan.seed, "choose", *divmod(round_index, plan.rounds_per_task))
-        return sorted(active[place] for place in rng.permutation(len(active))[: plan.clients_per_round])
+        return sorted(active[index] for index in rng.permutation(len(active))[: plan.clients_per_round])
 
-    def working(self, round_index: int) -> list[int]:
-        return self.active(round_index) if self.plan.train_unchosen else self.chosen(round_index)
+    def training(self, round_index: int) -> list[int]:
+        return self.active(round_index) if self.plan.train_unchosen else self.selected(round_index)
 
-    def visits(self, round_index: int, begun: Standing, met: Standing) -> list[Visit]:
-        """Who does what in a round. What is given once a task rides on a client's last planned reply."""
+    def assignments(self, round_index: int, clients: Sequence[ClientProgress]) -> list[Assignment]:
+        """Who does what in a round. What is uploaded once per task comes with a client's last planned reply."""
         found = []
-        for client in self.working(round_index):
-            place = self.place(client, round_index)
+        for client in self.training(round_index):
+            place = self.position(client, round_index)
             assert place is not None
-            exchanges = self.method.talks and client in self.chosen(round_index)
+            exchanges = self.traits.federated and client in self.selected(round_index)
             end = round_index - place.round + place.rounds
-            last = not any(client in self.working(later) for later in range(round_index + 1, end))
-            visit = self.lesson(client, place, exchanges, last, begun, met)
-            found.append(visit._replace(at=round_index))
+            last = not any(client in self.training(later) for later in range(round_index + 1, end))
+            found.append(self.training_round(client, place, exchanges, last, clients[client]))
         return found
 
-    def lesson(self, client: int, place: Place, exchanges: bool, last: bool, begun: Standing, met: Standing) -> Visit:
-        """One round of learning; `last`: the client's last one of the task."""
+    def training_round(
+        self, client: int, place: TaskPosition, exchanges: bool, last: bool, known: ClientProgress
+    ) -> Assignment:
+        """One round of training; `last`: the client's last one of the task."""
         ops = ["receive", "train", "send"] if exchanges else ["train"]
-        if begun.get(str(client), -1) < place.step:
+        if known.started < place.task:
             ops = ["begin", *ops]
         if last:
             ops.append("finish")
-            if self.method.wants_gift(chosen_last=exchanges and place.round == place.rounds - 1):
+            if self._shares(selected_last=exchanges and place.round == place.rounds - 1):
                 ops.append("give")
             if self.plan.measured_model == "own":
                 ops.append("test")
-        first = exchanges and met.get(str(client), -1) < place.step
-        return Visit(client, place.step, place.round, tuple(ops), exchanges, first)
+        first = exchanges and known.contacted < place.task
+        return Assignment(client, place.task, place.round, tuple(ops), exchanges, first)
 
-    def ending(self, round_index: int) -> list[tuple[int, Place]]:
+    def _shares(self, selected_last: bool) -> bool:
+        """Whether a client uploads task knowledge; `selected_last`: it takes part in the task's last round."""
+        return self.traits.shares_tasks == "all" or (self.traits.shares_tasks == "selected" and selected_last)
+
+    def ending(self, round_index: int) -> list[tuple[int, TaskPosition]]:
         """The clients whose task is over with this round."""
-        places = {client: self.place(client, round_index) for client in self.active(round_index)}
+        places = {client: self.position(client, round_index) for client in self.active(round_index)}
         return [(client, place) for client, place in places.items() if place and place.round == place.rounds - 1]
 
-    def closing(
-        self, client: int, place: Place, begun: Standing, finished: Standing, tested: Standing, by_itself: bool
-    ) -> Visit | None:
-        """After the last round: the test of the global model, what no round ever reached, and whose answer was lost.
+    def task_end(self, client: int, task: int, attempt: int, known: ClientProgress) -> Assignment | None:
+        """After the last round: the test of the global model, what no round reached, and what was lost; None: nothing.
 
-        `by_itself`: nothing is to cross the wire, since it was lost so often.
+        The last attempt sends nothing over the network, since it was lost so often.
         """
-        step, name = place.step, str(client)
-        if tested.get(name, -1) >= step:
+        if known.tested >= task:
             return None
-        ops = ["begin"] if begun.get(name, -1) < step else []
-        gives = False
-        if finished.get(name, -1) < step:
-            gives = not ops and not by_itself and self.method.wants_gift(chosen_last=True)
-            ops += ["finish", "give"] if gives else ["finish"]
-        brings = self.method.talks and self.plan.measured_model == "global"  # theta_G, to be tried on
-        return Visit(client, step, place.round, (*ops, "test"), exchanges=gives or brings, sure=not gives)
-
-    def is_over(self, visit: Visit) -> bool:
-        """Is it about a task whose rounds are over?"""
-        return visit.round >= self.lengths[visit.client][visit.step]
-
-    def gift(self, client: int, place: Place) -> Visit:
-        """What is given once a task, asked for by itself, after all that closes it."""
-        return Visit(
-            client, place.step, place.rounds + CLOSING_ATTEMPTS + 1, ("begin", "finish", "give"), exchanges=True
+        local = attempt >= TASK_END_ATTEMPTS
+        ops = ["begin"] if known.started < task else []
+        shares = False
+        if known.finished < task:
+            shares = not ops and not local and self._shares(selected_last=True)
+            ops += ["finish", "give"] if shares else ["finish"]
+        needs_global = self.traits.federated and self.plan.measured_model == "global"  # theta_G, to be tested
+        number = self.lengths[client][task] + attempt
+        return Assignment(
+            client, task, number, (*ops, "test"), shares or needs_global, lossless=not shares, kind="task_end"
         )
+
+    def task_knowledge(self, client: int, task: int) -> Assignment:
+        """What is uploaded once per task, requested separately, after all that ends the task."""
+        number = self.lengths[client][task] + TASK_END_ATTEMPTS + 1
+        return Assignment(client, task, number, ("begin", "finish", "give"), exchanges=True, kind="knowledge")

@@ -1,19 +1,16 @@
-"""State: the memory of a client or of the server, as named tensors and numbers that can be saved, moved and resumed.
+"""Save and load typed state: tensors as safetensors, the rest as JSON in the file's header, field by field.
 
-`tensors` change in every round and are written whole. `archive` is cold storage: what a task leaves behind (its own
-parameters, its head, a foreign A) is written once when it changed and read when somebody needs it, so that a hundred
-clients with ten tasks each neither fill the memory nor make every checkpoint larger than the last.
-
-On disk everything is safetensors and JSON; each file's checksum stands in the reference that names it.
+A state's own file holds everything but its tables. Each entry of a `Table` has a file of its own, written when it
+changed. A file's checksum is in the reference that names it, and references are in the manifest of a checkpoint.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
-from collections.abc import Iterator, MutableMapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -22,143 +19,204 @@ import torch
 from weft.errors import WeftError
 from weft.files import atomic_file
 from weft.files import checksum as checksum_of
-from weft.wire.tensors import Payload, flatten, nbytes, unflatten
+from weft.methods.state import Table
+from weft.wire.tensors import Payload, Rows, Sparse, flatten, nbytes, unflatten
 
-Reference = dict[str, Any]  # JSON: which files hold a state, with their checksums
+Reference = dict[str, Any]  # JSON: the files of a state, with their checksums
 FileMark = list[Any]  # [file name, checksum]
+S = TypeVar("S")
+WHOLE = "it"  # name of an entry that is one tensor
 
 
-class Archive(MutableMapping[str, Payload]):
-    """Named payloads, in memory when touched, on disk when saved."""
-
-    def __init__(self, folder: Path | None = None, files: dict[str, FileMark] | None = None, owner: str = ""):
-        self._folder = folder
-        self.owner = owner
-        self._files: dict[str, FileMark] = dict(files or {})
-        self._memory: dict[str, Payload] = {}
-        self._changed: set[str] = set()
-
-    def __getitem__(self, key: str) -> Payload:
-        if key not in self._memory:
-            if key not in self._files or self._folder is None:
-                raise KeyError(key)
-            self._memory[key] = read_tensors(self._folder, self._files[key])[0]["it"]
-        return self._memory[key]
-
-    def __setitem__(self, key: str, payload: Payload) -> None:
-        self._memory[key] = payload
-        self._changed.add(key)
-
-    def __delitem__(self, key: str) -> None:
-        if key not in self:
-            raise KeyError(key)
-        self._memory.pop(key, None)
-        self._files.pop(key, None)
-        self._changed.discard(key)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._memory or key in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self._memory, *self._files}))
-
-    def __len__(self) -> int:
-        return len({*self._memory, *self._files})
-
-    @property
-    def nbytes(self) -> int:
-        """What is held in memory."""
-        return sum(map(nbytes, self._memory.values()))
-
-    def save(self, folder: Path, prefix: str) -> dict[str, FileMark]:
-        """Write what changed; says in which file each entry lies."""
-        for key in sorted(self._changed):
-            name = f"{prefix}.{key.replace('/', '-')}.safetensors"
-            self._files[key] = write_tensors(folder, name, {"it": self._memory[key]}, {})
-        self._changed.clear()
-        self._folder = folder
-        return dict(self._files)
-
-    def spill(self, limit: int) -> None:
-        """Keep no more than `limit` bytes in memory; for an archive whose entries never change once they are in."""
-        if self._folder is not None and self.nbytes > limit:
-            self.save(self._folder, self.owner)
-            self._memory.clear()
+def save(state: Any, folder: Path, prefix: str, owner: str = "") -> Reference:
+    """Write a state and what changed in its tables. `owner`: the name before the files of its entries."""
+    attach(state, folder)
+    tables = {}
+    for name, table in _tables(state).items():
+        save_table(table, f"{owner or prefix}.{name}")
+        tables[name] = {str(key): mark for key, mark in table.files.items()}
+    return {"file": _write(folder, f"{prefix}.safetensors", state), "tables": tables}
 
 
-@dataclass
-class State:
-    tensors: dict[str, Payload] = field(default_factory=dict)
-    numbers: dict[str, Any] = field(default_factory=dict)
-    archive: Archive = field(default_factory=Archive)
-    reply: bytes = b""  # the last answer, word for word, in case it is asked for again
+def load(state: S, folder: Path, reference: Reference) -> S:
+    """Fill a new state from its files; entries of tables are read when they are needed."""
+    _fill(state, folder, reference["file"])
+    for name, files in reference["tables"].items():
+        table = getattr(state, name)
+        table.files = {_key(key): mark for key, mark in files.items()}
+    attach(state, folder)
+    return state
 
-    def tensor(self, key: str) -> torch.Tensor:
-        """A dense tensor by name."""
-        value = self.tensors[key]
-        assert isinstance(value, torch.Tensor), (
-            f"{key!r} is {type(value).__name__}; weft.wire.tensors.dense gives it whole"
-        )
-        return value
 
-    @property
-    def nbytes(self) -> int:
-        return sum(map(nbytes, self.tensors.values())) + self.archive.nbytes + len(self.reply)
+def attach(state: Any, folder: Path) -> None:
+    """Set the folder from which a state's tables are read and to which they spill."""
+    for table in _tables(state).values():
+        table.folder, table.read = folder, functools.partial(_read_entry, folder, table)
 
-    def save(self, folder: Path, prefix: str) -> Reference:
-        hot = write_tensors(folder, f"{prefix}.safetensors", self.tensors, self.numbers, self.reply)
-        return {"file": hot, "archive": self.archive.save(folder, self.archive.owner or prefix)}
 
-    @staticmethod
-    def load(folder: Path, reference: Reference, owner: str = "") -> State:
-        tensors, numbers, reply = read_tensors(folder, reference["file"])
-        return State(tensors, numbers, Archive(folder, reference["archive"], owner), reply)
+def _tables(state: Any) -> dict[str, Table[Any, Any]]:
+    found = {each.name: getattr(state, each.name) for each in dataclasses.fields(state)}
+    return {name: value for name, value in found.items() if isinstance(value, Table)}
+
+
+def save_table(table: Table[Any, Any], prefix: str) -> None:
+    assert table.folder is not None
+    for key in sorted(table.changed):
+        name = f"{prefix}.{key}.safetensors"
+        entry = table.memory[key]
+        table.files[key] = _write(table.folder, name, entry if table.entry is not None else {WHOLE: entry})
+    table.changed.clear()
+
+
+def spill(state: Any, limit: int, owner: str) -> None:
+    """Keep at most `limit` bytes of each table in memory; entries must never change once they are stored."""
+    for name, table in _tables(state).items():
+        if table.folder is not None and table_bytes(table) > limit:
+            save_table(table, f"{owner}.{name}")
+            table.memory.clear()
 
 
 def files_of(reference: Reference) -> set[str]:
-    return {reference["file"][0], *(mark[0] for mark in reference["archive"].values())}
+    tables = reference["tables"].values()
+    return {reference["file"][0], *(mark[0] for files in tables for mark in files.values())}
 
 
-def write_tensors(
-    folder: Path, name: str, tensors: dict[str, Payload], numbers: dict[str, Any], reply: bytes = b""
-) -> FileMark:
+def state_bytes(value: Any) -> int:
+    """What a state holds in memory."""
+    if isinstance(value, Table):
+        return table_bytes(value)
+    if isinstance(value, torch.Tensor | Rows | Sparse):
+        return nbytes(value)
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(state_bytes, value.values()))
+    if dataclasses.is_dataclass(value):
+        return sum(state_bytes(getattr(value, each.name)) for each in dataclasses.fields(value))
+    return 0
+
+
+def table_bytes(table: Table[Any, Any]) -> int:
+    return sum(map(state_bytes, table.memory.values()))
+
+
+# ---- one file --------------------------------------------------------------------------------------------------------
+
+
+def _split(value: Any, path: str, tensors: dict[str, Payload]) -> Any:
+    """The JSON of a value; its tensors go into `tensors` under their path."""
+    if isinstance(value, torch.Tensor | Rows | Sparse):
+        tensors[path] = value
+        return None
+    if isinstance(value, bytes):
+        if value:
+            tensors[path] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
+        return None
+    if isinstance(value, dict):
+        return {str(key): _split(each, f"{path}/{key}", tensors) for key, each in value.items()}
+    if dataclasses.is_dataclass(value):
+        return {
+            each.name: _split(getattr(value, each.name), f"{path}/{each.name}" if path else each.name, tensors)
+            for each in dataclasses.fields(value)
+            if not isinstance(getattr(value, each.name), Table)
+        }
+    return value
+
+
+def _write(folder: Path, name: str, value: Any) -> FileMark:
+    tensors: dict[str, Payload] = {}
+    values = _split(value, "", tensors)
     flat: dict[str, torch.Tensor] = {}
-    described = {}
-    if reply:
-        flat["reply"] = torch.frombuffer(bytearray(reply), dtype=torch.uint8)
-    for key, payload in tensors.items():
-        pieces, described[key] = flatten(key, payload)
-        flat.update(pieces)
-    metadata = {"described": json.dumps(described), "numbers": json.dumps(numbers)}
-    with atomic_file(folder / name) as path:
+    described: dict[str, Any] = {}
+    for path, payload in tensors.items():
+        path = path.removeprefix("/")
+        if isinstance(payload, torch.Tensor) and payload.dtype == torch.uint8:
+            flat[path], described[path] = payload, {"shape": "bytes"}
+        else:
+            pieces, described[path] = flatten(path, payload)
+            flat.update(pieces)
+    metadata = {"described": json.dumps(described), "values": json.dumps(values)}
+    with atomic_file(folder / name) as path_to:
         try:
-            safetensors.torch.save_file(flat, path, metadata)
+            safetensors.torch.save_file(flat, path_to, metadata)
         except safetensors.SafetensorError as error:
             # "... I/O error: No space left on device (os error 28)"
             raise OSError(None, str(error).rpartition("error: ")[2].partition(" (os error")[0]) from None
     return [name, checksum(flat, metadata)]
 
 
-def read_tensors(folder: Path, mark: FileMark) -> tuple[dict[str, Payload], dict[str, Any], bytes]:
+def _read(folder: Path, mark: FileMark) -> tuple[dict[str, Any], Any]:
     name, expected = mark
     path = folder / name
     try:
         with safetensors.safe_open(path, "pt") as file:
             metadata = file.metadata()
             # cloned: what safetensors gives lies at any address, and sums depend on alignment in their last bits
-            flat = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - it is no dict
+            flat = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118 - not a dict
     except OSError as error:
         raise WeftError(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror or error})") from None
     except safetensors.SafetensorError:
         metadata, flat = {}, {}
     if checksum(flat, metadata) != expected:
-        raise WeftError(
-            f"the checkpoint is corrupt: {path} is not what was written; start the run again in a new folder"
-        )
-    described = json.loads(metadata["described"])
-    reply = flat["reply"].numpy().tobytes() if "reply" in flat else b""
-    return {key: unflatten(key, flat, how) for key, how in described.items()}, json.loads(metadata["numbers"]), reply
+        raise WeftError(f"the checkpoint is corrupt: {path} has changed; start the run again in a new folder")
+    tensors: dict[str, Any] = {}
+    for key, how in json.loads(metadata["described"]).items():
+        tensors[key] = flat[key].numpy().tobytes() if how["shape"] == "bytes" else unflatten(key, flat, how)
+    return tensors, json.loads(metadata["values"])
+
+
+def _fill(state: Any, folder: Path, mark: FileMark) -> None:
+    tensors, values = _read(folder, mark)
+    _join(state, values, "", tensors)
+
+
+def _join(state: Any, values: dict[str, Any], path: str, tensors: dict[str, Any]) -> None:
+    """The inverse of `_split` for a dataclass: overwrite the fields of a new one."""
+    for each in dataclasses.fields(state):
+        if each.name not in values:
+            continue
+        where, old = f"{path}{each.name}", getattr(state, each.name)
+        if dataclasses.is_dataclass(old) and not isinstance(old, Rows | Sparse):
+            _join(old, values[each.name], f"{where}/", tensors)
+        elif where in tensors:
+            setattr(state, each.name, tensors[where])
+        elif isinstance(values[each.name], dict):
+            found = values[each.name].items()
+            setattr(state, each.name, {_key(key): tensors.get(f"{where}/{key}", value) for key, value in found})
+        elif values[each.name] is not None or not isinstance(old, torch.Tensor | bytes):
+            setattr(state, each.name, values[each.name])
+
+
+def _key(key: str) -> Any:
+    """JSON knows no numbers as keys; a key of ours that looks like one is one."""
+    return int(key) if key.isdigit() else key
+
+
+def _read_entry(folder: Path, table: Table[Any, Any], mark: FileMark) -> Any:
+    if table.entry is None:
+        return _read(folder, mark)[0][WHOLE]
+    entry = table.entry()
+    _fill(entry, folder, mark)
+    return entry
 
 
 def checksum(flat: dict[str, torch.Tensor], metadata: dict[str, str]) -> int:
     return checksum_of({key: tensor.contiguous().numpy() for key, tensor in flat.items()}, metadata)
+
+
+# ---- encoded messages ------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Encoded:
+    """Bytes of a message, kept like a state."""
+
+    wire: bytes = b""
+
+
+def save_wire(wire: bytes, folder: Path, prefix: str) -> Reference:
+    return save(Encoded(wire), folder, prefix)
+
+
+def load_wire(folder: Path, reference: Reference) -> bytes:
+    return load(Encoded(), folder, reference).wire

@@ -1,52 +1,78 @@
-"""Robust aggregation: what one client says counts no more than what the others bear out.
+"""Updates of one round, and robust aggregation: what one client sends counts no more than what the others support.
 
-A method takes the mean of what clients answered. Here the answers are changed before it does, so that the mean of the
-changed ones is robust, for any method that averages:
-
-    median   every value becomes the median over those that sent it
+    median   every value becomes the median over its senders
     clip     x <- v + (x - v) * min(1, r / |x - v|)      v: that median, r: the median of all |x - v|
 
-So with `median` a minority of liars moves no value out of the range of the honest ones, and with `clip` (centred
+The updates are changed before a method takes their mean, so the mean of the changed ones is robust, for any method that
+averages. With `median` a minority of liars moves no value out of the range of the honest ones; with `clip` (centered
 clipping, Karimireddy et al., ICML 2021) each can pull only as far as a typical client does.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection
-from typing import Any, Literal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
-from weft.wire.message import Message
+from weft.methods.averaging import average, mix, weighted_sum
+from weft.methods.method import Average, Update
 from weft.wire.tensors import Payload, Rows, Sparse, dense, present
 
 Aggregation = Literal["mean", "median", "clip"]
 
 
-def robust(replies: list[Message], names: Collection[str] | None, rule: Aggregation) -> list[Message]:
-    """The replies of a round with the tensors of these names (None: all) made harmless."""
-    if rule == "mean" or len(replies) < 2:
-        return replies
-    changed = [dict(reply.tensors) for reply in replies]
-    for name in sorted({name for reply in replies for name in reply.tensors if names is None or name in names}):
-        senders = [place for place, reply in enumerate(replies) if name in reply.tensors]
-        parts = [replies[place].tensors[name] for place in senders]
-        for place, part in zip(senders, median(parts) if rule == "median" else clip(parts), strict=True):
-            changed[place][name] = part
-    return [
-        dataclasses.replace(reply, tensors=tensors, fields=_of_equal_weight(reply.fields))
-        for reply, tensors in zip(replies, changed, strict=True)
-    ]
+@dataclass
+class RoundUpdates:
+    """Accepted replies, sorted by client; see `weft.methods.method.Updates`."""
+
+    updates: list[Update]
+    rule: Aggregation = "mean"
+    voters: int = 0  # clients whose updates are merged
+    mix: float | None = None  # weight of a single asynchronous update
+
+    def __post_init__(self) -> None:
+        if self.rule != "mean" and self.voters > 1:
+            self.updates = robust(self.updates, self.rule)
+
+    def __iter__(self) -> Iterator[Update]:
+        return iter(self.updates)
+
+    def senders(self, name: str) -> list[Update]:
+        return [update for update in self.updates if name in update.tensors]
+
+    def weights(self, name: str, by: Average) -> list[float]:
+        # how many examples a client has is its own claim: under a robust rule all votes are equal
+        equal = by == "equal" or (self.rule != "mean" and self.voters > 1)
+        return [1.0 if equal else float(update.fields["examples"]) for update in self.senders(name)]
+
+    def merge(self, name: str, known: Payload, by: Average, divide: Literal["senders", "all"] = "senders") -> Payload:
+        parts = [update.tensors[name] for update in self.senders(name)]
+        if not parts:
+            return known
+        if self.mix is not None:
+            return mix(known, parts[0], self.mix)
+        return average(parts, self.weights(name, by), divide)
+
+    def sum(self, name: str) -> torch.Tensor:
+        parts = [update.tensors[name] for update in self.senders(name)]
+        return weighted_sum(parts, [1.0] * len(parts))
 
 
-def _of_equal_weight(numbers: dict[str, Any]) -> dict[str, Any]:
-    """How many examples it learned from is a client's own word, and would make its vote as heavy as it likes."""
-    return numbers | {"examples": 1} if "examples" in numbers else numbers
+def robust(updates: list[Update], rule: Aggregation) -> list[Update]:
+    """The updates with every merged tensor made harmless."""
+    changed = [dict(update.tensors) for update in updates]
+    for name in sorted({name for update in updates for name in update.tensors}):
+        senders = [index for index, update in enumerate(updates) if name in update.tensors]
+        parts = [updates[index].tensors[name] for index in senders]
+        for index, part in zip(senders, median(parts) if rule == "median" else clip(parts), strict=True):
+            changed[index][name] = part
+    return [replace(update, tensors=tensors) for update, tensors in zip(updates, changed, strict=True)]
 
 
 def median(parts: list[Payload]) -> list[Payload]:
-    """Each part with its values replaced by their median over those that sent them."""
+    """Each part with its values replaced by their median over the senders."""
     middle = coordinate_median(parts)
     return [_with_values(part, middle) for part in parts]
 
@@ -64,7 +90,7 @@ def clip(parts: list[Payload]) -> list[Payload]:
 
 
 def coordinate_median(parts: list[Payload]) -> torch.Tensor:
-    """The median of each value over those that sent it, the mean of the middle two if their number is even.
+    """The median of each value over its senders, the mean of the middle two if their number is even.
 
     >>> coordinate_median([torch.tensor([1.0, 5.0]), torch.tensor([2.0, 7.0]), torch.tensor([9.0, 6.0])])
     tensor([2., 6.])

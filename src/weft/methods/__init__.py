@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+from dataclasses import replace
 from typing import Any
 
 from weft import registry
 from weft.errors import WeftError, nearest
 from weft.methods.combine import combine
-from weft.methods.method import Method, Options
+from weft.methods.method import Method, MethodOptions
 
 METHODS = {
     "fedweit": "weft.methods.fedweit.fedweit:FedWeIT",
@@ -54,7 +55,7 @@ def _resolve(name: str) -> tuple[str, type[Method]]:
         raise WeftError(f"{plain} names a method twice")
     plain, found = combine(parts) if len(parts) > 1 else (plain, parts[plain])
     if plain in COMBINATIONS:
-        found.verified = "tests/test_combinations.py: test_a_combination_is_both_of_its_parts"
+        found.info = replace(found.info, verified="tests/test_combinations.py: test_a_combination_is_both_of_its_parts")
     if preset and preset not in found.presets:
         hint = nearest(preset, found.presets) if found.presets else "it has none"
         raise WeftError(f"{plain} has no preset {preset!r}; {hint}")
@@ -85,8 +86,8 @@ def parts_of(name: str) -> list[str]:
     return name.partition("@")[0].split("+")
 
 
-def options_of(name: str) -> type[Options]:
-    return class_of(name).options_class
+def options_of(name: str) -> type[MethodOptions]:
+    return class_of(name).Options
 
 
 def preset_of(name: str, preset: str) -> dict[str, Any]:
@@ -97,4 +98,4 @@ def preset_of(name: str, preset: str) -> dict[str, Any]:
 
 def load(name: str, options: dict[str, Any]) -> Method:
     method = class_of(name)
-    return method(method.options_class.model_validate(options))
+    return method(method.Options.model_validate(options))

@@ -1,75 +1,155 @@
-"""Combinations: `fedprox+ewc` is FedProx and EWC at once, with no class of its own.
+"""Combinations: `fedprox+ewc` is FedProx and EWC at once, with no code of its own.
 
-A hook calls `super()` and adds its part, so the class of a combination is just its parts side by side: Python's order
-of inheritance calls them in turn. The part that talks to the server stands first, the one that makes theta of several
-variables last, since it replaces what the others add to.
+Each hook calls the parts in turn: first the one that composes theta, then other local parts, last the one with a server
+half. Options and states of a combination are dataclasses made of those of its parts.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
 from pydantic import create_model
 
 from weft.errors import WeftError
-from weft.methods.method import Method, Options
+from weft.methods.method import (
+    Download,
+    LocalTraining,
+    Method,
+    MethodInfo,
+    MethodOptions,
+    RoundContext,
+    ServerContext,
+    TaskContext,
+    Tensors,
+    TensorSpec,
+    Updates,
+)
+
+
+class Combined(Method):
+    """Several methods whose hooks are called in turn."""
+
+    part_types: ClassVar[list[type[Method]]] = []
+
+    def __init__(self, options: MethodOptions):
+        super().__init__(options)
+        self.parts = [kind(options) for kind in self.part_types]
+        self._server_half = next((part for part in self.parts if part.traits.federated), Method(options))
+        self._composing = next((part for part in self.parts if part.traits.composes_theta), Method(options))
+
+    def configure(self, server: Any, client: int, ctx: RoundContext) -> Download:
+        return self._server_half.configure(server, client, ctx)
+
+    def upload_spec(self, layout: Any, sent: Any) -> dict[str, TensorSpec]:
+        return self._server_half.upload_spec(layout, sent)
+
+    def aggregate(self, server: Any, updates: Updates, ctx: ServerContext) -> None:
+        self._server_half.aggregate(server, updates, ctx)
+
+    def begin_task(self, client: Any, ctx: TaskContext) -> None:
+        for part in self.parts:
+            part.begin_task(client, ctx)
+
+    def receive(self, client: Any, download: Download, ctx: TaskContext) -> None:
+        for part in self.parts:
+            part.receive(client, download, ctx)
+
+    def prepare(self, training: LocalTraining, client: Any, ctx: TaskContext) -> None:
+        for part in self.parts:
+            part.prepare(training, client, ctx)
+
+    def upload(self, client: Any, ctx: TaskContext) -> Tensors:
+        return {name: tensor for part in self.parts for name, tensor in part.upload(client, ctx).items()}
+
+    def end_task(self, client: Any, ctx: TaskContext) -> None:
+        for part in self.parts:
+            part.end_task(client, ctx)
+
+    def share_task(self, client: Any, ctx: TaskContext) -> Tensors:
+        return {name: tensor for part in self.parts for name, tensor in part.share_task(client, ctx).items()}
+
+    def load_task(self, client: Any, task: int, ctx: TaskContext) -> None:
+        self._composing.load_task(client, task, ctx)
 
 
 def combine(parts: dict[str, type[Method]]) -> tuple[str, type[Method]]:
-    """The class of a combination and its name in the order that counts; a `WeftError` says why if it makes no sense."""
+    """The class of a combination and its canonical name; a `WeftError` says why if the parts do not fit."""
     _check(parts)
-    order = sorted(parts, key=lambda name: (not parts[name].talks, parts[name].composes, name))
+    order = sorted(parts, key=lambda name: (not parts[name].traits.federated, parts[name].traits.composes_theta, name))
     classes = [parts[name] for name in order]
+    server_half, composes = classes[0], classes[-1].traits.composes_theta
     name = "+".join(order)
-    talking, composes = classes[0], classes[-1].composes
     combined = type(
         "".join(kind.__name__ for kind in classes),
-        tuple(classes),
+        (Combined,),
         {
             "__doc__": f"{name}, made of its parts.",
-            "options_class": _options(name, classes),
-            "presets": {},
-            "kind": talking.kind,
-            "citation": "; ".join(kind.citation for kind in classes),
-            "sends": tuple(words.replace("theta", "B") if composes else words for words in talking.sends),
-            "talks": talking.talks,
-            "verified": "",
+            "part_types": list(reversed(classes)),
+            "Options": _options(name, classes),
+            **{kind: _state([getattr(part, kind) for part in classes]) for kind in ("Server", "Client", "Task")},
+            "info": MethodInfo(
+                "; ".join(kind.info.citation for kind in classes),
+                server_half.info.kind,
+                *(_of_base(words, composes) for words in (server_half.info.uploads, server_half.info.downloads)),
+            ),
+            "traits": _traits(classes),
         },
     )
     return name, combined
 
 
-def _options(name: str, classes: list[type[Method]]) -> type[Options]:
-    """The options of all parts; where two have the same, the learning part's default wins."""
-    found = [kind.options_class for kind in reversed(classes)]
+def _of_base(words: str, composes: bool) -> str:
+    return words.replace("theta", "B") if composes else words
+
+
+def _traits(classes: list[type[Method]]) -> Any:
+    """Those of the server half, and what any part needs."""
+    needy = [kind.traits for kind in classes if kind.traits.sgd_only]
+    rate = needy[0].sgd_rate if needy else classes[0].traits.sgd_rate
+    composes = any(kind.traits.composes_theta for kind in classes)
+    return replace(classes[0].traits, sgd_only=bool(needy), sgd_rate=rate, composes_theta=composes)
+
+
+def _state(kinds: list[type[Any]]) -> type[Any]:
+    """One dataclass with the fields of all; those that another one extends already are left out."""
+    needed = [one for one in kinds if not any(issubclass(other, one) and other is not one for other in kinds)]
+    needed = list(dict.fromkeys(needed))
+    if len(needed) == 1:
+        return needed[0]
+    return dataclass(type("".join(kind.__name__ for kind in needed), tuple(needed), {}))
+
+
+def _options(name: str, classes: list[type[Method]]) -> type[MethodOptions]:
+    """The options of all parts; where two have the same, the local part's default wins."""
+    found = [kind.Options for kind in reversed(classes)]
     needed = [one for one in found if not any(issubclass(other, one) and other is not one for other in found)]
     return create_model("Options", __base__=tuple(dict.fromkeys(needed)), __doc__=f"Options of {name}.")
 
 
 def _check(parts: dict[str, type[Method]]) -> None:
-    name = "+".join(parts)
-    for part, kind in parts.items():
-        if kind.alone:
-            raise WeftError(f"{name} makes no sense: {part} combines with nothing, {kind.alone}")
-    talking = [part for part, kind in parts.items() if kind.talks]
-    if len(talking) > 1:
+    name, traits = "+".join(parts), {part: kind.traits for part, kind in parts.items()}
+    for part, its in traits.items():
+        if its.not_combinable:
+            raise WeftError(f"{name}: {part} cannot be combined: {its.not_combinable}")
+    federated = [part for part, its in traits.items() if its.federated]
+    if len(federated) > 1:
         raise WeftError(
-            f"{name} makes no sense: {' and '.join(talking)} each have a server half; choose one of them, "
-            "with ewc, stable-sgd or apd"
+            f"{name}: {' and '.join(federated)} each have a server half; use one of them with ewc, stable-sgd or apd"
         )
-    composing = [part for part, kind in parts.items() if kind.composes]
+    composing = [part for part, its in traits.items() if its.composes_theta]
     if len(composing) > 1:
-        raise WeftError(f"{name} makes no sense: {' and '.join(composing)} each make theta of parts of their own")
-    for part, kind in parts.items():
-        if composing and kind.needs_theta:
+        raise WeftError(f"{name}: {' and '.join(composing)} each compose theta; use one of them")
+    for part, its in traits.items():
+        if composing and its.needs_theta:
+            raise WeftError(f"{name}: {its.needs_theta}, and {composing[0]} composes theta of several variables")
+        if composing and its.sgd_only:
             raise WeftError(
-                f"{name} makes no sense: {kind.needs_theta}, and {composing[0]} makes theta of several parts"
-            )
-        if composing and kind.optimizer == "sgd":
-            raise WeftError(
-                f"{name} makes no sense: {part} needs SGD, under which {composing[0]} diverges, "
-                "since its drift and l1 terms are scaled for Adam"
+                f"{name}: {part} needs SGD, under which {composing[0]} diverges: its drift and l1 terms are scaled "
+                "for Adam"
             )
     owners: dict[str, str] = {}
     for part, kind in parts.items():
-        for option in kind.options_class.model_fields.keys() - Options.model_fields.keys():
+        for option in kind.Options.model_fields.keys() - MethodOptions.model_fields.keys():
             if owners.setdefault(option, part) != part:
-                raise WeftError(f"{name} does not work: {owners[option]} and {part} each have an option {option!r}")
+                raise WeftError(f"{name}: {owners[option]} and {part} both have an option {option!r}; rename one")

@@ -1,25 +1,25 @@
-"""EWC, elastic weight consolidation: what mattered to past tasks is held in place (Kirkpatrick et al., PNAS 2017).
+"""EWC, elastic weight consolidation: hold what mattered to past tasks in place (Kirkpatrick et al., PNAS 2017).
 
     loss(theta) + lambda / 2 * sum over past tasks i of F_i * (theta - theta_i)^2
 
 F_i is the diagonal of the Fisher information after task i: for each weight the mean over the task's training examples
-of the squared gradient of log p(label | image). The sum needs two vectors however many tasks there were: sum of F_i and
-sum of F_i * theta_i.
+of the squared gradient of log p(label | image). The sum needs two vectors for any number of tasks: sum of F_i and sum
+of F_i * theta_i.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from weft.lazy import lazy, torch
-from weft.methods import method
-from weft.methods.fedweit.formulas import curvature_gradient
-from weft.methods.method import Lesson, Method, Work, in_parts
+from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext, Traits
+from weft.methods.state import ClientState
 
 if TYPE_CHECKING:
-    from weft.core.storage import State
     from weft.networks import fisher
 else:
     fisher = lazy("weft.networks.fisher")
@@ -27,49 +27,59 @@ else:
 FISHER_BATCH = 25  # as LeNet takes at once: a layer that is called twice for a batch needs a pass for each image
 
 
-class Options(method.Options):
+class EWCOptions(MethodOptions):
     lambda_ewc: float = Field(1.0, ge=0, le=1e9)  # appendix A: in [1e-2, 1]
 
 
+@dataclass
+class EWCClient(ClientState):
+    curvature: dict[str, torch.Tensor] = field(default_factory=dict)  # sum of F_i, of weights and shared biases
+    pulled: dict[str, torch.Tensor] = field(default_factory=dict)  # sum of F_i * theta_i
+
+
 class EWC(Method):
-    options_class: ClassVar[type[method.Options]] = Options
-    citation: ClassVar[str] = "Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017"
-    verified: ClassVar[str] = "tests/test_baselines.py: test_ewc_holds_what_mattered"
-    needs_theta: ClassVar[str] = "the Fisher information of ewc is that of theta"
-    options: Options
+    Options = EWCOptions
+    Client = EWCClient
+    info = MethodInfo(
+        citation="Kirkpatrick et al., Overcoming catastrophic forgetting in neural networks, PNAS 2017",
+        verified="tests/test_baselines.py: test_ewc_holds_what_mattered",
+    )
+    traits = Traits(needs_theta="the Fisher information of ewc is that of theta")
+    options: EWCOptions
 
-    def open(self, client: State, lesson: Lesson) -> Work:
-        work = super().open(client, lesson)
-        if lesson.step > 0 and "curvature/base" in client.tensors:
-            names, device = self.shared(client.tensors, lesson.layout), lesson.network.vector.device
-            work.constants["ewc"] = {
-                name: tuple(client.tensor(f"{kind}/{name}").to(device) for kind in ("curvature", "pulled"))
-                for name in names
-            }
-        return work
+    def prepare(self, training: LocalTraining, client: EWCClient, ctx: TaskContext) -> None:
+        if ctx.task == 0:
+            return
+        theta, gradient = self.shared(training.variables, ctx.layout), self.shared(training.gradients, ctx.layout)
+        for name, curvature in client.curvature.items():
+            known = curvature.to(ctx.device), client.pulled[name].to(ctx.device)
+            training.penalties.append(
+                partial(curvature_gradient, theta[name], *known, self.options.lambda_ewc, gradient[name])
+            )
 
-    def penalise(self, work: Work) -> None:
-        super().penalise(work)
-        layout = work.network.layout
-        theta, gradient = self.shared(work.variables, layout), self.shared(work.gradients, layout)
-        for name, (curvature, pulled) in work.constants.get("ewc", {}).items():
-            curvature_gradient(theta[name], curvature, pulled, self.options.lambda_ewc, gradient[name])
-
-    def finish(self, client: State, lesson: Lesson) -> None:
-        super().finish(client, lesson)
-        if not client.numbers["schedule"]["epochs"] or not self.options.lambda_ewc:
+    def end_task(self, client: EWCClient, ctx: TaskContext) -> None:
+        if not client.rate.epochs or not self.options.lambda_ewc:
             return  # a task that was never trained has nothing to hold
-        information = task_information(self, client, lesson)
-        for name, theta in self.shared(client.tensors, lesson.layout).items():
+        information = task_information(self, client, ctx)
+        for name, theta in self.shared(client, ctx.layout).items():
             f = information[name]
-            for kind, value in (("curvature", f), ("pulled", f * theta)):
-                key = f"{kind}/{name}"
-                client.tensors[key] = value if key not in client.tensors else client.tensor(key) + value
+            for sums, value in ((client.curvature, f), (client.pulled, f * theta)):
+                sums[name] = value if name not in sums else sums[name] + value
 
 
-def task_information(method: Method, client: State, lesson: Lesson) -> dict[str, torch.Tensor]:
+def task_information(method: Method, client: ClientState, ctx: TaskContext) -> dict[str, torch.Tensor]:
     """The diagonal Fisher information of the client's model on its current task, for what tasks share."""
-    method.answer_for(client, lesson.step, lesson)
-    found = fisher.fisher(lesson.network, lesson.load("train").in_order(FISHER_BATCH)).cpu()
-    shared = method.shared(in_parts(found, lesson.layout), lesson.layout)
-    return {name: value.clone() for name, value in shared.items()}
+    method.load_task(client, ctx.task, ctx)
+    found = fisher.fisher(ctx.network, ctx.load("train").in_order(FISHER_BATCH)).cpu()
+    weights, body = ctx.layout.weights, ctx.layout.body
+    return {name: value.clone() for name, value in method.shared_of(found[:weights], found[weights:body]).items()}
+
+
+def curvature_gradient(
+    theta: torch.Tensor, curvature: torch.Tensor, pulled: torch.Tensor, weight: float, by_theta: torch.Tensor
+) -> None:
+    """The gradient of weight / 2 * sum over i of F_i * (theta - theta_i)^2, added.
+
+    It is weight * (theta * sum of F_i - sum of F_i * theta_i): two sums, `curvature` and `pulled`, for any number of i.
+    """
+    by_theta.addcmul_(theta, curvature, value=weight).add_(pulled, alpha=-weight)

@@ -7,35 +7,28 @@ A larger rate and dropout find wider minima, and a rate that falls with each tas
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
-
 from pydantic import Field
 
-from weft.methods import method
-from weft.methods.method import Lesson, Method, Work
-
-if TYPE_CHECKING:
-    from weft.core.storage import State
-    from weft.plan import Plan
+from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext, Traits
+from weft.methods.state import ClientState
 
 
-class Options(method.Options):
+class StableSGDOptions(MethodOptions):
     decay: float = Field(0.85, gt=0, le=1)  # of the rate, with each task; users reproduced it with these two
-    dropout: float = Field(0.1, ge=0, lt=1)  # of the inputs of fully connected layers, the network's first excepted
+    dropout: float = Field(0.1, ge=0, lt=1)  # of the inputs of fully connected layers, except the network's first
 
 
 class StableSGD(Method):
-    options_class: ClassVar[type[method.Options]] = Options
-    citation: ClassVar[str] = "Mirzadeh et al., Understanding the role of training regimes, NeurIPS 2020"
-    verified: ClassVar[str] = "tests/test_baselines.py: test_stable_sgd_lowers_the_rate_with_each_task"
-    optimizer: ClassVar[Literal["adam", "sgd"]] = "sgd"
-    sgd_rate: ClassVar[float] = 0.05  # 0.15, which others needed, breaks this LeNet: docs/experiments.md
-    options: Options
+    Options = StableSGDOptions
+    info = MethodInfo(
+        citation="Mirzadeh et al., Understanding the role of training regimes, NeurIPS 2020",
+        verified="tests/test_baselines.py: test_stable_sgd_lowers_the_rate_with_each_task",
+    )
+    traits = Traits(sgd_only=True, sgd_rate=0.05)  # 0.15, which others needed, breaks this LeNet: docs/experiments.md
+    options: StableSGDOptions
 
-    def first_rate(self, plan: Plan, step: int) -> float:
-        return super().first_rate(plan, step) * self.options.decay**step
+    def begin_task(self, client: ClientState, ctx: TaskContext) -> None:
+        client.rate.rate *= self.options.decay**ctx.task
 
-    def open(self, client: State, lesson: Lesson) -> Work:
-        work = super().open(client, lesson)
-        work.dropout = self.options.dropout
-        return work
+    def prepare(self, training: LocalTraining, client: ClientState, ctx: TaskContext) -> None:
+        training.dropout = self.options.dropout

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near to theta_G (Li et al., MLSys 2020).
+"""FedProx: FedAvg whose clients are held near theta_G (Li et al., MLSys 2020).
 
     loss(theta) + mu / 2 * |theta - theta_G|^2            the square of the distance: several libraries forget it
 
@@ -7,56 +7,57 @@ theta_G is what the client received last. All that is averaged is held: weights,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic import Field
 
 from weft.lazy import torch
-from weft.methods import method
-from weft.methods.federated import fedavg
-from weft.methods.federated.fedavg import FedAvg
-from weft.methods.method import Lesson, Work, in_parts
-
-if TYPE_CHECKING:
-    from weft.core.storage import State
-    from weft.wire.message import Message
+from weft.methods.federated.fedavg import FedAvg, FedAvgClient, FedAvgOptions
+from weft.methods.method import Download, LocalTraining, MethodInfo, MethodOptions, TaskContext
 
 
-class Options(fedavg.Options):
+class FedProxOptions(FedAvgOptions):
     mu: float = Field(5e-3, ge=0, le=1e6)  # appendix A
 
 
+@dataclass
+class FedProxClient(FedAvgClient):
+    anchor: dict[str, torch.Tensor] = field(default_factory=dict)  # theta_G as last received
+
+    def start(self, ctx: TaskContext, options: MethodOptions) -> None:
+        super().start(ctx, options)
+        initial, weights = ctx.initial(), ctx.layout.weights
+        self.anchor = {"weights": initial[:weights].clone()}
+        if options.biases == "shared":
+            self.anchor["biases"] = initial[weights:].clone()
+
+
 class FedProx(FedAvg):
-    options_class: ClassVar[type[method.Options]] = Options
-    citation: ClassVar[str] = "Li et al., Federated optimization in heterogeneous networks, MLSys 2020"
-    verified: ClassVar[str] = "tests/test_baselines.py: test_fedprox_pulls_towards_theta_g"
-    options: Options
+    Options = FedProxOptions
+    Client = FedProxClient
+    info = MethodInfo(
+        citation="Li et al., Federated optimization in heterogeneous networks, MLSys 2020",
+        kind="federated",
+        uploads="theta",
+        downloads="theta_G",
+        verified="tests/test_baselines.py: test_fedprox_pulls_towards_theta_g",
+    )
+    options: FedProxOptions
 
-    def join(self, client: State, lesson: Lesson) -> None:
-        super().join(client, lesson)
-        self._note(client, self.shared(in_parts(lesson.initial(), lesson.layout), lesson.layout))
+    def receive(self, client: FedProxClient, download: Download, ctx: TaskContext) -> None:  # type: ignore[override]
+        super().receive(client, download, ctx)
+        client.anchor = {name: value.clone() for name, value in self.shared(client, ctx.layout).items()}
 
-    def receive(self, client: State, message: Message, lesson: Lesson) -> None:
-        super().receive(client, message, lesson)
-        self._note(client, self.shared(client.tensors, lesson.layout))
-
-    @staticmethod
-    def _note(client: State, theta_g: dict[str, torch.Tensor]) -> None:
-        client.tensors |= {f"fedprox/{name}": value.clone() for name, value in theta_g.items()}
-
-    def open(self, client: State, lesson: Lesson) -> Work:
-        work = super().open(client, lesson)
-        names, device = self.shared(client.tensors, lesson.layout), lesson.network.vector.device
-        work.constants["fedprox"] = {name: client.tensor(f"fedprox/{name}").to(device) for name in names}
-        return work
-
-    def penalise(self, work: Work) -> None:
-        super().penalise(work)
-        if self.options.mu:
-            layout = work.network.layout
-            theta, gradient = self.shared(work.variables, layout), self.shared(work.gradients, layout)
-            for name, theta_g in work.constants["fedprox"].items():
-                proximal_gradient(theta[name], theta_g, self.options.mu, gradient[name])
+    def prepare(self, training: LocalTraining, client: FedProxClient, ctx: TaskContext) -> None:
+        if not self.options.mu:
+            return
+        theta, gradient = self.shared(training.variables, ctx.layout), self.shared(training.gradients, ctx.layout)
+        for name, anchor in client.anchor.items():
+            anchor = anchor.to(ctx.device)
+            training.penalties.append(
+                partial(proximal_gradient, theta[name], anchor, self.options.mu, gradient[name])
+            )
 
 
 def proximal_gradient(theta: torch.Tensor, theta_g: torch.Tensor, mu: float, by_theta: torch.Tensor) -> None:
