@@ -25,7 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {"default": {}, "dense": {"method.keep": 1
 def measure(plan: dict[str, Any], progress: Progress) -> dict[str, Any]:
     chosen, timers = Plan(**plan), Timers()
     with tempfile.TemporaryDirectory(prefix="weft-bench-") as folder, timers.running():
-        result = run(chosen, Path(folder, "run"), workers=1, screen=ReplyCounter(progress))
+        result = run(chosen, Path(folder, "run"), workers=1, display=ReplyCounter(progress))
         sums = by([Entry.from_row(row) for row in read_rows(result.folder, "ledger.csv")], "direction", "tensor")
         summary = result.summary
     seconds = sum(timers.seconds.values())

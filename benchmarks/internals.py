@@ -21,7 +21,7 @@ import torch
 
 from weft.core import client as core_client
 from weft.core import training
-from weft.core.client import World as Runtime
+from weft.core.client import Runtime as Runtime
 from weft.core.loop import SERVER_MEMORY, Federation
 from weft.core.optimizers import forget_optimizer, make_optimizer
 from weft.core.storage import Archive, State
@@ -29,7 +29,7 @@ from weft.engines.host import Host, keep_memory
 from weft.engines.workers import ENVIRONMENT as WORKER_ENVIRONMENT
 from weft.methods.fedweit.fedweit import FedWeIT
 from weft.methods.fedweit.formulas import largest, rows_in_turn
-from weft.methods.method import Lesson, initial_body
+from weft.methods.method import TaskContext, initial_body
 from weft.networks.flat import Layout, Network
 from weft.plan import Plan
 from weft.randomness import generator
@@ -176,7 +176,7 @@ class BenchClient:
         optimizer.remember(self.state)
 
 
-def _new_state(runtime: Runtime, lesson: Lesson) -> State:
+def _new_state(runtime: Runtime, lesson: TaskContext) -> State:
     state = State()
     runtime.method.join(state, lesson)
     return state
@@ -190,7 +190,7 @@ def copy_of(state: State) -> State:
     return State(tensors, dict(state.numbers), archive)
 
 
-def _finished_tasks(runtime: Runtime, client: int, count: int) -> Iterator[tuple[int, State, Lesson]]:
+def _finished_tasks(runtime: Runtime, client: int, count: int) -> Iterator[tuple[int, State, TaskContext]]:
     """The number of finished tasks and the state of a client after each task, with random values for trained ones."""
     method = runtime.method
     state = _new_state(runtime, runtime.lesson(client, 0))

@@ -1,8 +1,8 @@
-"""A method of your own, in one file: weights are held where the last task left them.
+"""A method in one file: hold the weights where the last task left them.
 
     loss(theta) + strength / 2 * |theta - theta at the end of the last task|^2
 
-It is EWC with every weight equally important, and combines with whatever talks to a server:
+It is EWC with every weight equally important, and combines with any method that has a server half:
 
     weft run demo method=examples/add_a_method.py:Anchored
     weft run demo method=fedavg+examples/add_a_method.py:Anchored method.strength=0.1
@@ -10,36 +10,40 @@ It is EWC with every weight equally important, and combines with whatever talks 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass, field
 
+import torch
 from pydantic import Field
 
-from weft.core.storage import State
-from weft.methods import method
-from weft.methods.method import Lesson, Method, Work
+from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext
+from weft.methods.state import ClientState, empty
 
 
-class Options(method.Options):
+class AnchoredOptions(MethodOptions):
     strength: float = Field(0.01, ge=0)  # unknown options and values out of range are refused with a clear line
 
 
+@dataclass
+class AnchoredClient(ClientState):
+    anchor: torch.Tensor = field(default_factory=empty)  # saved, resumed and moved with the client
+
+
 class Anchored(Method):
-    options_class: ClassVar[type[method.Options]] = Options
-    citation: ClassVar[str] = "weights pulled towards those of the last task"
-    options: Options
+    Options = AnchoredOptions
+    Client = AnchoredClient
+    info = MethodInfo(citation="weights pulled towards those of the last task")
+    options: AnchoredOptions
 
-    def begin(self, client: State, lesson: Lesson) -> None:
-        super().begin(client, lesson)
-        client.tensors["anchored"] = client.tensor("base").clone()  # saved, resumed and moved with the client
+    def begin_task(self, client: AnchoredClient, ctx: TaskContext) -> None:
+        client.anchor = client.weights.clone()
 
-    def open(self, client: State, lesson: Lesson) -> Work:
-        work = super().open(client, lesson)
-        if lesson.step > 0:
-            work.constants["anchored"] = client.tensor("anchored").to(lesson.network.vector.device)
-        return work
+    def prepare(self, training: LocalTraining, client: AnchoredClient, ctx: TaskContext) -> None:
+        if ctx.task == 0:
+            return
+        weights, gradient = training.variables["weights"], training.gradients["weights"]
+        anchor = client.anchor.to(ctx.device)
 
-    def penalise(self, work: Work) -> None:
-        super().penalise(work)
-        if "anchored" in work.constants:
-            away = work.variables["base"] - work.constants["anchored"]
-            work.gradients["base"].add_(away, alpha=self.options.strength)
+        def pull_to_anchor() -> None:
+            gradient.add_(weights - anchor, alpha=self.options.strength)
+
+        training.penalties.append(pull_to_anchor)

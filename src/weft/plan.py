@@ -169,17 +169,18 @@ class Plan(BaseModel):
             text = f"quorum is {self.quorum} but a round has {most} clients; choose 1 to {most}, or all"
         elif self.staleness_bound != "auto" and self.staleness_bound < 0:
             text = f"staleness_bound is {self.staleness_bound}; choose 0 or more, or auto"
-        elif self.optimizer == "adam" and method.optimizer == "sgd":
+        elif self.optimizer == "adam" and method.traits.sgd_only:
             text = f"{self.method} requires SGD; leave optimizer=auto, and set its rate with sgd_rate"
-        elif self.optimizer == "sgd" and method.composes:
+        elif self.optimizer == "sgd" and method.traits.composes_theta:
             text = f"{self.method} requires Adam, for which its drift and l1 terms are scaled; leave optimizer=auto"
-        elif self.loss is not None and method.sees_all:
+        elif self.loss is not None and method.traits.sees_all_tasks:
             text = f"{self.method} trains on all tasks at once as classes; remove loss={self.loss}"
         elif updates and (self.clients_per_round, self.quorum, self.aggregation) != ("all", "all", "mean"):
             text = "async=updates has no rounds; leave clients_per_round=all, quorum=all and aggregation=mean"
         elif updates and self.faults.drop and self.deadline == "none":
             text = "async=updates with faults.drop needs a deadline, after which a reply counts as lost; set deadline"
-        elif updates and (why := methods.load(self.method, self.method_options).why_not_as_it_comes()):
+        elif updates and not (traits := methods.load(self.method, self.method_options).traits).supports_async:
+            why = traits.why_not_asynchronous
             text = f"{self.method} cannot run with async=updates: {why}; choose async=task_clocks or none"
         else:
             return self
@@ -287,10 +288,10 @@ def _replace_auto(values: dict[str, Any]) -> None:
         if values.get(key, "auto") == "auto":
             values[key] = value
 
-    replace("optimizer", method.optimizer)
-    replace("precision", method.precision)
+    replace("optimizer", "sgd" if method.traits.sgd_only else "adam")
+    replace("precision", method.traits.precision)
     if values["optimizer"] == "sgd":
-        replace("sgd_rate", method.sgd_rate)
+        replace("sgd_rate", method.traits.sgd_rate)
     if isinstance(clients, int):
         replace("staleness_bound", 10 * clients)
     if isinstance(values.get("loss"), str):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -11,29 +9,32 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from weft.methods import method
-from weft.methods.method import Method, Work
+from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext
+from weft.methods.state import ClientState
 from weft.networks.losses import Loss
 from weft.randomness import generator
 from weft.scenarios import Scenario
 from weft.scenarios.arrays import from_arrays
 
 
-class Options(method.Options):
+class CautiousOptions(MethodOptions):
     longest: float = Field(1.0, gt=0)
 
 
 class Cautious(Method):
-    """A step is no longer than the gradient's norm allows."""
+    """Clip the norm of the gradient."""
 
-    options_class: ClassVar[type[method.Options]] = Options
-    citation: ClassVar[str] = "Pascanu et al., 2013: gradients are clipped"
-    options: Options
+    Options = CautiousOptions
+    info = MethodInfo(citation="Pascanu et al., On the difficulty of training recurrent neural networks, 2013")
+    options: CautiousOptions
 
-    def penalise(self, work: Work) -> None:
-        super().penalise(work)
-        norm = work.gradients["base"].norm()
-        work.gradients["base"].mul_(self.options.longest / norm.clamp(min=self.options.longest))
+    def prepare(self, training: LocalTraining, client: ClientState, ctx: TaskContext) -> None:
+        gradient, longest = training.gradients["weights"], self.options.longest
+
+        def clip() -> None:
+            gradient.mul_(longest / gradient.norm().clamp(min=longest))
+
+        training.penalties.append(clip)
 
 
 def stripe(width: int = 8) -> nn.Module:

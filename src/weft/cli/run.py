@@ -12,12 +12,13 @@ import typer
 from weft.cli.common import DataDir, Overrides, Workers, interruptible, notes, out, say, worker_count
 from weft.cli.progress import ProgressDisplay
 from weft.cli.report import write_page
-from weft.engines.workers import Crew
+from weft.engines.workers import WorkerPool
 from weft.plan import Plan, ready_plans
 from weft.report import terminal
-from weft.runs.folder import read_plan, way_on
+from weft.runs.folder import read_plan
+from weft.runs.folder import resume_command as command_to_resume
 from weft.runs.result import Result
-from weft.runs.run import SAVE_EVERY, fresh_folder, is_over, resume, run
+from weft.runs.run import SAVE_EVERY, new_path, is_over, resume, run
 
 DEMO_METHODS = ("fedweit", "fedavg", "stl")
 
@@ -34,7 +35,7 @@ def demo_command(
     """Compare FedWeIT, FedAvg and single-task learning on drawn images: about a minute, no download."""
     overrides = [] if seed is None else [f"seed={seed}"]
     plans = [Plan.load(ready_plans()["demo"], [f"method={name}", *overrides]) for name in DEMO_METHODS]
-    results = _run_all([(plan, fresh_folder(plan)) for plan in plans], workers)
+    results = _run_all([(plan, new_path(plan)) for plan in plans], workers)
     out.print(terminal.comparison([result.summary for result in results]))
     for result in results:
         say(f"{result.summary['method']:>8}: {result.folder}")
@@ -58,10 +59,10 @@ def run_command(
     """
     first = Plan.load(plan, words or [])
     if seeds == 1:
-        jobs = [(first, out_folder or fresh_folder(first))]
+        jobs = [(first, out_folder or new_path(first))]
     else:
         plans = [Plan.load(plan, words or [], seed=first.seed + index) for index in range(seeds)]
-        jobs = [(one, out_folder / f"s{one.seed}" if out_folder else fresh_folder(one)) for one in plans]
+        jobs = [(one, out_folder / f"s{one.seed}" if out_folder else new_path(one)) for one in plans]
     results = _run_all(jobs, workers, memory=memory, save_every=save_every)
     out.print(terminal.comparison([result.summary for result in results], mean=terminal.plus_minus(out)))
     for result in results:
@@ -79,7 +80,7 @@ def resume_command(
     if is_over(folder):
         say(f"the run in {folder} is finished; nothing to do", notes)
     with ProgressDisplay() as display, worker_pool(workers, read_plan(folder).clients) as pool, _stoppable(folder):
-        result = resume(folder, workers=pool, memory=memory, save_every=save_every, screen=display)
+        result = resume(folder, workers=pool, memory=memory, save_every=save_every, display=display)
     out.print(terminal.comparison([result.summary]))
 
 
@@ -88,22 +89,22 @@ def _run_all(jobs: list[tuple[Plan, Path]], workers: int | None, **options: Any)
     with ProgressDisplay() as display, worker_pool(workers, jobs[0][0].clients) as pool:
         for plan, folder in jobs:
             with _stoppable(folder):
-                results.append(run(plan, folder, workers=pool, screen=display, **options))
+                results.append(run(plan, folder, workers=pool, display=display, **options))
     return results
 
 
 def _stoppable(folder: Path) -> Any:
-    return interruptible(lambda: f"resume with: {way_on(folder)}")
+    return interruptible(lambda: f"resume with: {command_to_resume(folder)}")
 
 
 @contextmanager
-def worker_pool(wanted: int | None, clients: int) -> Iterator[int | Crew]:
+def worker_pool(wanted: int | None, clients: int) -> Iterator[int | WorkerPool]:
     """Worker processes that serve all runs of a command; one worker is this process."""
     count = worker_count(wanted, clients)
     if count <= 1:
         yield count
         return
-    crew = Crew(count)
+    crew = WorkerPool(count)
     try:
         yield crew
     finally:

@@ -18,7 +18,7 @@ from weft.cli.common import AsJson, DataDir, Overrides, notes, out, print_json, 
 from weft.errors import WeftError, nearest
 from weft.plan import Plan, ready_plans
 from weft.report import terminal
-from weft.runs.folder import accuracy_matrices, read_measures, read_rows, read_summary, way_on
+from weft.runs.folder import accuracy_matrices, read_measures, read_rows, read_summary, resume_command
 
 Entry = dict[str, Any]
 
@@ -106,7 +106,7 @@ def compare_command(
 
 
 def _unfinished(folder: Path) -> str:
-    return f"the run in {folder} is not finished; if it is not running, resume it with: {way_on(folder)}"
+    return f"the run in {folder} is not finished; if it is not running, resume it with: {resume_command(folder)}"
 
 
 # ---- weft list
@@ -158,13 +158,13 @@ def _methods() -> list[Entry]:
         method = methods.class_of(reference)
         return {
             "name": name,
-            "kind": method.kind,
-            "sends_up": method.sends[0],
-            "sends_down": method.sends[1],
-            "citation": method.citation,
-            "verified": method.verified,
+            "kind": method.info.kind,
+            "sends_up": method.info.uploads,
+            "sends_down": method.info.downloads,
+            "citation": method.info.citation,
+            "verified": method.info.verified,
             "presets": list(method.presets),
-            "options": _defaults(method.options_class),
+            "options": _defaults(method.Options),
         }
 
     return [entry(*one) for one in _with_installed((*methods.METHODS, *methods.COMBINATIONS), "weft.methods")]

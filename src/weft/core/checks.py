@@ -1,8 +1,8 @@
 """What a reply must be before any of it is used; and, at the client, a request.
 
 `decode` has settled that the bytes are one well-formed message: version, checksum, sizes, indices in range and sorted,
-finite values. Here is what only the receiver can know: that it requested this, that nobody has answered it yet, and that
-the tensors are those that the method declares for this network. A message that fails is rejected with a reason.
+finite values. Here is what only the receiver can know: that it requested this, that it has no reply yet, and that the
+tensors are those that the method declares for this network. A message that fails is rejected with a reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from weft.errors import show
 from weft.methods.method import Method, TensorSpec
 from weft.networks.flat import Layout
 from weft.registry import short
-from weft.wire.message import Message, MessageError, decode, show
+from weft.wire.headers import show
+from weft.wire.message import Message, MessageError, decode
 from weft.wire.tensors import Payload, Rows, Sparse, size
 
 if TYPE_CHECKING:

@@ -147,9 +147,9 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
         state.start(ctx, method.options)
     if "begin" in request.ops and state.started < task:
         for missed in range(state.finished + 1, task):  # so that every task can be evaluated
-            _begin(runtime, state, runtime.training_context(client, missed))
-            _end(runtime, state, runtime.training_context(client, missed))
-        _begin(runtime, state, ctx)
+            begin(runtime, state, runtime.training_context(client, missed))
+            end(runtime, state, runtime.training_context(client, missed))
+        begin(runtime, state, ctx)
     stopped = state.rate.stopped  # its rate has reached the floor: it keeps what it has and waits
     if "receive" in request.ops:
         download = _download(request)
@@ -161,7 +161,7 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
     if "send" in request.ops and not stopped:
         tensors |= method.upload(state, ctx)
     if "finish" in request.ops:
-        _end(runtime, state, ctx)
+        end(runtime, state, ctx)
         if state.rate.epochs:  # of the model as it is stored
             method.load_task(state, task, ctx)
             fields["task_valid_accuracy"] = ctx.network.measure(runtime.batches(client, task, "valid"))[0]
@@ -185,7 +185,7 @@ def _download(request: Message) -> Download:
     return Download(rest, request.fields, once)
 
 
-def _begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
+def begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
     """Start a task, once: a new head, new biases unless they are shared, the initial learning rate."""
     if state.started >= ctx.task:
         return
@@ -203,7 +203,7 @@ def _begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
     state.started = ctx.task
 
 
-def _end(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
+def end(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
     """End a task, once."""
     if state.finished >= ctx.task:
         return
@@ -233,7 +233,7 @@ def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskCo
         found["accuracy"].append(its.network.measure(batches)[0])
         if runtime.plan.metrics is not None:
             first, classes = runtime.head_span(ctx.client, task)
-            outputs = its.network.answers(batches)[:, first : first + classes].double().cpu().numpy()
+            outputs = its.network.predictions(batches)[:, first : first + classes].double().cpu().numpy()
             labels = batches.labels.cpu().numpy() - first
             found.setdefault("metrics", []).append(
                 metrics.measure_all(runtime.plan.metrics.split(","), labels, outputs)

@@ -135,6 +135,11 @@ def _write(folder: Path, name: str, value: Any) -> FileMark:
         else:
             pieces, described[path] = flatten(path, payload)
             flat.update(pieces)
+    seen: set[int] = set()
+    for key, tensor in flat.items():  # safetensors refuses tensors that share memory
+        pointer = tensor.untyped_storage().data_ptr()
+        flat[key] = tensor.clone() if pointer in seen else tensor
+        seen.add(pointer)
     metadata = {"described": json.dumps(described), "values": json.dumps(values)}
     with atomic_file(folder / name) as path_to:
         try:

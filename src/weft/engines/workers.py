@@ -248,7 +248,8 @@ def _serve(requests: Connection, replies: Connection) -> None:
             try:
                 if words["do"] == "start":
                     clients, answered = (
-                        {int(client): value for client, value in words[name].items()} for name in ("clients", "answered")
+                        {int(client): value for client, value in words[name].items()}
+                        for name in ("clients", "answered")
                     )
                     runtime = Runtime(Plan(**words["plan"]))
                     host = ClientHost(runtime, Path(words["folder"]), words["memory"], EngineState(clients, answered))

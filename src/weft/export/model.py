@@ -12,12 +12,13 @@ import torch
 from torch import nn
 
 from weft import networks
-from weft.core.client import World
-from weft.core.storage import State
+from weft.core import storage
+from weft.core.client import Runtime
+from weft.core.storage import Reference
 from weft.errors import WeftError
 from weft.networks.flat import Dropout, Network
 from weft.plan import Plan
-from weft.runs.folder import has_sites, read_manifest, read_plan, way_on
+from weft.runs.folder import has_sites, read_manifest, read_plan, resume_command
 from weft.runs.run import check_images
 from weft.scenarios import sites
 from weft.scenarios.sites import DEFAULT_BITS
@@ -82,42 +83,44 @@ def task_from_run(folder: Path, client: int, task: int) -> ExportedTask:
         raise WeftError(f"the clients of {folder} are sites, which keep their models: use weft site export at the site")
     manifest = read_manifest(folder / "checkpoints")
     if manifest is None:
-        raise WeftError(f"the run in {folder} has no checkpoint yet; {way_on(folder)} continues it")
+        raise WeftError(f"the run in {folder} has no checkpoint yet; {resume_command(folder)} continues it")
     check_images(folder)  # the normalization comes from them
     if not 0 <= client < plan.clients:
         raise WeftError(f"there is no client {client}; choose 0 to {plan.clients - 1}")
     if str(client) not in manifest["clients"]:
-        raise WeftError(f"client {client} has not trained yet; {way_on(folder)} continues the run")
-    state = State.load(folder / "checkpoints", manifest["clients"][str(client)])
-    return _export(plan, state, client, task, plan.scenario_options.get("bits", DEFAULT_BITS))
+        raise WeftError(f"client {client} has not trained yet; {resume_command(folder)} continues the run")
+    reference, bits = manifest["clients"][str(client)], plan.scenario_options.get("bits", DEFAULT_BITS)
+    return _export(plan, folder / "checkpoints", reference, client, task, bits)
 
 
 def task_from_site(site: Path, run: str, task: int) -> ExportedTask:
     """One task that a site keeps of a run."""
     folder = site / "state" / run
     manifest = read_manifest(folder)
-    if manifest is None or not manifest["states"]:
+    if manifest is None or not manifest["clients"]:
         raise WeftError(f"{site} has no run {run}; weft site status lists its runs")
     plan = sites.at_site(Plan.load(folder / "plan.toml"), site)
-    ((client, reference),) = manifest["states"].items()
+    ((client, reference),) = manifest["clients"].items()
     known = sites.listed(site)
     bits = known[task]["bits"] if plan.scenario == "sites" and task < len(known) else DEFAULT_BITS
-    return _export(plan, State.load(folder, reference), int(client), task, bits)
+    return _export(plan, folder, reference, int(client), task, bits)
 
 
-def _export(plan: Plan, state: State, client: int, task_index: int, bits: int) -> ExportedTask:
-    finished = state.numbers.get("finished", -1)
-    if not 0 <= task_index <= finished:
-        known = f"choose 0 to {finished}" if finished >= 0 else "it has not finished any task yet"
+def _export(
+    plan: Plan, folder: Path, reference: Reference, client: int, task_index: int, bits: int
+) -> ExportedTask:
+    runtime = Runtime(plan)
+    state = storage.load(runtime.new_client(), folder, reference)
+    if not 0 <= task_index <= state.finished:
+        known = f"choose 0 to {state.finished}" if state.finished >= 0 else "it has not finished any task yet"
         raise WeftError(f"client {client} has not finished task {task_index}; {known}")
-    world = World(plan)
-    lesson, task = world.lesson(client, task_index), world.task(client, task_index)
-    world.method.answer_for(state, task_index, lesson)
-    first, count = world.own_head(client, task_index)
-    batches = world.batches(client, task_index, "test")
+    ctx, task = runtime.context(client, task_index), runtime.task(client, task_index)
+    runtime.method.load_task(state, task_index, ctx)
+    first, count = runtime.head_span(client, task_index)
+    batches = runtime.batches(client, task_index, "test")
     with torch.no_grad():
         images, _ = batches.take(slice(0, CHECKED_IMAGES))
-        logits = lesson.network.logits(images)[:, first : first + count].cpu()
+        logits = ctx.network.logits(images)[:, first : first + count].cpu()
     metadata: Metadata = {
         "weft": importlib.metadata.version("weft"),
         "task": task.name,
@@ -131,7 +134,7 @@ def _export(plan: Plan, state: State, client: int, task_index: int, bits: int) -
         "network_options": plan.network_options,
         "loss": plan.loss,
     }
-    model = TaskModel(lesson.network, task.mean, task.deviation, first, count)
+    model = TaskModel(ctx.network, task.mean, task.deviation, first, count)
     return ExportedTask(model, metadata, batches.images[:CHECKED_IMAGES].cpu(), logits)
 
 

@@ -76,6 +76,10 @@ class Traits:
     needs_theta: str = ""  # why it combines with no method that composes theta
     not_combinable: str = ""  # why it combines with no method at all
 
+    @property
+    def supports_async(self) -> bool:
+        return self.asynchronous or not self.federated  # with nothing sent there is nothing to merge
+
 
 @dataclass(frozen=True)
 class TensorSpec:

@@ -64,10 +64,10 @@ class Table(MutableMapping[K, V], Generic[K, V]):
         return key in self.memory or key in self.files
 
     def __iter__(self) -> Iterator[K]:
-        return iter(sorted({*self.memory, *self.files}))
+        return iter(sorted(self.memory.keys() | self.files.keys()))
 
     def __len__(self) -> int:
-        return len({*self.memory, *self.files})
+        return len(self.memory.keys() | self.files.keys())
 
 
 class Size(NamedTuple):

@@ -23,7 +23,7 @@ from weft.report.facts import group
 from weft.report.page import contents, page
 from weft.report.reading import Reader, Run, find_runs, is_run
 from weft.report.text import duration
-from weft.runs.folder import way_on
+from weft.runs.folder import resume_command
 
 HOST = "127.0.0.1"
 QUIET = 30.0  # seconds without a new line after which a run may have stopped ...
@@ -116,7 +116,7 @@ def status(folder: Path, runs: Sequence[Run], now: float) -> dict[str, Any]:
         left = time_left(run)
         estimate = "time left is known after the first rounds" if left is None else f"about {duration(left)} left"
         return {**shown, "kind": "running", "text": f"Running: {progress}, {estimate}."}
-    text = f"Nothing has been written for {duration(quiet)} ({progress}). If the run was stopped: {way_on(run.folder)}"
+    text = f"Nothing has been written for {duration(quiet)} ({progress}). If the run was stopped: {resume_command(run.folder)}"
     return {**shown, "kind": "stopped", "text": text}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from weft import scenarios
-from weft.engines.workers import Crew
+from weft.engines.workers import WorkerPool
 from weft.errors import RunLockedError, WeftError
 from weft.plan import Plan
 from weft.repro import Experiment, Row, drawing
@@ -109,11 +109,11 @@ class Workers:
     def __init__(self, count: int):
         check_resources(count)
         self._count = count
-        self._crew: Crew | None = None
+        self._crew: WorkerPool | None = None
 
-    def ready(self) -> int | Crew:
+    def ready(self) -> int | WorkerPool:
         if self._count > 1 and self._crew is None:
-            self._crew = Crew(self._count)
+            self._crew = WorkerPool(self._count)
         return self._crew or 1
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ def reproduce(
                     if job.is_started()
                     else functools.partial(run, job.plan, job.folder)
                 )
-                act(workers=crew.ready(), screen=progress)
+                act(workers=crew.ready(), display=progress)
                 results.add(record_of(experiment, job.row, job.seed, job.folder))
             except WeftError as error:
                 crew.close()

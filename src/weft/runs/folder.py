@@ -44,15 +44,15 @@ TABLES = {
 MEASURES = {"metrics.csv": ("client", "after_task", "task", "metric", "class", "value")}  # where a plan asks for them
 
 
-class Record:
+class RunFolder:
     """A run folder, held by this process until `close`."""
 
     def __init__(self, folder: Path, plan: Plan, lock: filelock.BaseFileLock):
-        self.folder, self.plan, self._lock = folder, plan, lock
+        self.path, self.plan, self._lock = folder, plan, lock
 
     @property
     def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+        return self.path / "checkpoints"
 
     @property
     def tables(self) -> dict[str, tuple[str, ...]]:
@@ -63,7 +63,7 @@ class Record:
         """A new run folder with its plan in it, and which images it uses; an existing run is never written over."""
         folder = folder.absolute() if folder.name in ("", "..") else folder  # . has no name of its own
         if (folder / "run.json").exists():
-            raise WeftError(f"{folder} already holds a run; {way_on(folder)} goes on, or choose another --out")
+            raise WeftError(f"{folder} already holds a run; {resume_command(folder)} goes on, or choose another --out")
         partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
         try:
             shutil.rmtree(partial, ignore_errors=True)  # of a process that had the same id and was killed here
@@ -110,12 +110,12 @@ class Record:
         self._append(table, text.getvalue())
 
     def lengths(self) -> dict[str, int]:
-        return {name: (self.folder / name).stat().st_size for name in self.tables}
+        return {name: (self.path / name).stat().st_size for name in self.tables}
 
-    def cut(self, lengths: dict[str, int]) -> None:
+    def truncate(self, lengths: dict[str, int]) -> None:
         """Take back what was written after the checkpoint."""
         for name, header in self.tables.items():
-            path, length = self.folder / name, lengths.get(name, len(",".join(header)) + 1)
+            path, length = self.path / name, lengths.get(name, len(",".join(header)) + 1)
             if not path.exists() or path.stat().st_size < length:  # truncate would fill it up with zeros
                 raise WeftError(f"{path} has lost lines that its checkpoint counts on; run again in a new folder")
             os.truncate(path, length)
@@ -127,7 +127,7 @@ class Record:
     def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
         """From now on the run goes on from here; files that no checkpoint names any more are removed."""
         for table in self.tables:  # how long they are stands in the manifest
-            sync(self.folder / table)
+            sync(self.path / table)
         write_manifest(self.checkpoints, manifest)
         for path in self.checkpoints.iterdir():
             if path.name not in files and path.name != "manifest.json":
@@ -141,13 +141,13 @@ class Record:
                 [{"name": task.name, "classes": list(task.classes)} for task in sequence] for sequence in sequences
             ],
         }
-        write_text(self.folder / "contents.json", json.dumps(contents) + "\n")
+        write_text(self.path / "contents.json", json.dumps(contents) + "\n")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        write_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _append(self, name: str, text: str) -> None:
-        append(self.folder / name, text)
+        append(self.path / name, text)
 
 
 def tables_of(plan: Plan) -> dict[str, tuple[str, ...]]:
@@ -160,7 +160,7 @@ def has_sites(folder: Path) -> bool:
     return (folder / SITES).is_file()
 
 
-def way_on(folder: Path) -> str:
+def resume_command(folder: Path) -> str:
     """The command that goes on with a run."""
     return f"weft hub run {folder}" if has_sites(folder) else f"weft resume {folder}"
 
@@ -201,7 +201,7 @@ def load_summary(folder: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError):
-        raise WeftError(f"{path} cannot be read; {way_on(folder)} writes it again") from None
+        raise WeftError(f"{path} cannot be read; {resume_command(folder)} writes it again") from None
     return summary
 
 

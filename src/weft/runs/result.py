@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import WeftError
 from weft.lazy import np
 from weft.plan import Plan
-from weft.runs.folder import accuracy_matrices, read_plan, read_rows, read_summary, tables_of, way_on
+from weft.runs.folder import accuracy_matrices, read_plan, read_rows, read_summary, resume_command, tables_of
 
 if TYPE_CHECKING:
     import pandas
@@ -23,7 +23,7 @@ class Result:
         self.folder = Path(folder)
         summary = read_summary(self.folder)
         if summary is None:
-            raise WeftError(f"the run in {folder} is not over; {way_on(Path(folder))} goes on with it")
+            raise WeftError(f"the run in {folder} is not over; {resume_command(Path(folder))} goes on with it")
         self.summary: dict[str, Any] = summary
 
     def __getattr__(self, name: str) -> Any:

@@ -7,27 +7,32 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from weft import metrics, networks, registry, scenarios
 from weft.data import cache
 from weft.data.sources import SOURCES
-from weft.engines.workers import Crew
+from weft.engines.workers import WorkerPool
 from weft.errors import WeftError
 from weft.plan import Plan
 from weft.runs.folder import (
-    Record,
+    RunFolder,
     accuracy_matrices,
     has_sites,
     read_images,
     read_measures,
     read_plan,
     read_summary,
-    way_on,
+    resume_command,
 )
 from weft.runs.result import Result
 from weft.scenarios import splits
 
 if TYPE_CHECKING:
-    from weft.runs.session import Connect, Screen, Session
+    from weft.core.progress import Progress
+    from weft.runs.session import Connect, Display
+    from weft.scenarios import Scenario
+    from weft.wire.ledger import Ledger
 
 MEMORY = 1024  # megabytes of client states, up to MANY clients or if all of them work in every round
 MANY = 20
@@ -40,56 +45,56 @@ def run(
     plan: Plan,
     out: str | Path | None = None,
     *,
-    workers: int | Crew = 1,
+    workers: int | WorkerPool = 1,
     memory: int | None = None,
     save_every: float = SAVE_EVERY,
-    screen: Screen | None = None,
+    display: Display | None = None,
 ) -> Result:
-    """Run a plan in a new folder (`out`, or a fresh one under runs/) and give its result.
+    """Run a plan in a new folder (`out`, or a new one under runs/) and return its result.
 
-    `workers` processes share the clients (or those of a crew that is there already); `memory` megabytes hold their
-    states, and what is beyond goes to disk; a kill costs about `save_every` seconds of work. None of the three changes
-    a bit of the result.
+    `workers` processes share the clients (or those of an existing pool). `memory` megabytes hold their states; the rest
+    goes to disk. A kill costs about `save_every` seconds of work. None of the three changes a bit of the result.
     """
     check_resources(workers, memory, save_every)
-    scenario = scenarios.of(plan)  # a dataset that is missing is told before there is a folder ...
-    if ":" in plan.network:  # ... and so is a network of somebody's own that does not work
+    scenario = scenarios.of(plan)  # a missing dataset is reported before there is a folder ...
+    if ":" in plan.network:  # ... and so is a user's network that does not work
         networks.build(plan.network, plan.network_options, heads=(2,))
-    record = Record.create(fresh_folder(plan) if out is None else Path(out), plan, scenario.images)
+    folder = RunFolder.create(new_path(plan) if out is None else Path(out), plan, scenario.images)
     for line in scenario.warnings:
-        record.journal("warning", about=line)
-    return _work(record, workers, memory, save_every, screen)
+        folder.journal("warning", about=line)
+    return _work(folder, scenario, workers, memory, save_every, display)
 
 
 def resume(
-    folder: str | Path,
+    path: str | Path,
     *,
-    workers: int | Crew = 1,
+    workers: int | WorkerPool = 1,
     memory: int | None = None,
     save_every: float = SAVE_EVERY,
-    screen: Screen | None = None,
+    display: Display | None = None,
     connect: Connect | None = None,
 ) -> Result:
-    """Go on with a run that was stopped; one that is over is left as it is.
+    """Continue a run that was stopped; a finished one is left as it is.
 
-    `connect` gives another engine than the local one, such as that of a hub with sites on other machines.
+    `connect` makes an engine other than the local one, such as that of a hub with sites on other machines.
     """
     check_resources(workers, memory, save_every)
-    if connect is None and has_sites(Path(folder)):
-        raise WeftError(f"the clients of {folder} are sites of a hub; {way_on(Path(folder))} goes on with it")
-    record = Record.open(Path(folder))
-    if is_over(record.folder):
-        record.close()
-        return Result(record.folder)
+    if connect is None and has_sites(Path(path)):
+        raise WeftError(f"the clients of {path} are sites of a hub; use {resume_command(Path(path))}")
+    folder = RunFolder.open(Path(path))
     try:
-        check_images(record.folder)
-        check_cut(record.folder)
+        if is_over(folder.path):
+            folder.close()
+            return Result(folder.path)
+        check_images(folder.path)
+        check_cut(folder.path)
+        scenario = scenarios.of(folder.plan)
     except WeftError:
-        record.close()
+        folder.close()
         raise
-    if (record.folder / "contents.json").exists():  # else a hub has made the folder, and nobody has begun
-        record.journal("resumed")
-    return _work(record, workers, memory, save_every, screen, connect)
+    if (folder.path / "contents.json").exists():  # else a hub has made the folder, and nothing has started
+        folder.journal("resumed")
+    return _work(folder, scenario, workers, memory, save_every, display, connect)
 
 
 def check_images(folder: Path) -> None:
@@ -129,7 +134,7 @@ def is_over(folder: Path) -> bool:
         return False
 
 
-def fresh_folder(plan: Plan) -> Path:
+def new_path(plan: Plan) -> Path:
     """runs/NAME-METHOD-sSEED, with a number behind it if that is taken."""
     name = f"{plan.name}-{registry.short(plan.method)}-s{plan.seed}"
     candidate, count = Path("runs") / name, 1
@@ -139,7 +144,7 @@ def fresh_folder(plan: Plan) -> Path:
     return candidate
 
 
-def check_resources(workers: int | Crew, memory: int | None = None, save_every: float = SAVE_EVERY) -> None:
+def check_resources(workers: int | WorkerPool, memory: int | None = None, save_every: float = SAVE_EVERY) -> None:
     if isinstance(workers, int) and workers < 1:
         raise WeftError(f"workers is {workers}; choose 1 or more (this machine has {os.cpu_count()} cores)")
     if memory is not None and memory < 1:
@@ -163,52 +168,45 @@ def default_memory(plan: Plan, free: int) -> int:
     return MEMORY_FOR_MANY
 
 
-def free_megabytes() -> int:
-    """What the system could give without swapping; 0 where it does not say."""
-    try:
-        words = [line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return 0
-    return sum(int(line[1]) for line in words if line[0] == "MemAvailable:") // 1024
-
-
 def _work(
-    record: Record,
-    workers: int | Crew,
+    folder: RunFolder,
+    scenario: Scenario,
+    workers: int | WorkerPool,
     memory: int | None,
     save_every: float,
-    screen: Screen | None,
+    display: Display | None,
     connect: Connect | None = None,
 ) -> Result:
     if memory is None:
-        memory = default_memory(record.plan, free_megabytes())
-    crew = workers if isinstance(workers, Crew) else Crew(workers) if workers > 1 else None
+        memory = default_memory(folder.plan, psutil.virtual_memory().available >> 20)
+    pool = workers if isinstance(workers, WorkerPool) else WorkerPool(workers) if workers > 1 else None
     try:
-        from weft.runs.session import (
-            Session,  # loads torch; by now the folder is on disk and the workers are on their way
-        )
+        # loads torch; by now the folder is on disk and the workers are starting
+        from weft.core.client import Runtime
+        from weft.runs.session import Session
 
-        session = Session(record, crew, memory, save_every, screen, connect)
+        session = Session(folder, Runtime(folder.plan, scenario), pool, memory, save_every, display, connect)
         try:
             session.federation.run()
             session.save()
         finally:
             session.close()
-        record.write_summary(summarise(record, session))
-        record.journal("finished")
+        folder.write_summary(summarize(folder, session.progress, session.ledger))
+        folder.journal("finished")
     finally:
-        if crew is not None and crew is not workers:
-            crew.close()
-        record.close()
-    return Result(record.folder)
+        if pool is not None and pool is not workers:
+            pool.close()
+        folder.close()
+    return Result(folder.path)
 
 
-def summarise(record: Record, session: Session) -> dict[str, Any]:
+def summarize(folder: RunFolder, progress: Progress, ledger: Ledger) -> dict[str, Any]:
     """The result of a run: what was run, the measures, what was sent and what is kept. No path, host or date."""
-    plan, progress, ledger = record.plan, session.progress, session.federation.ledger
-    matrices = accuracy_matrices(record.folder)
-    measures = metrics.by_name(read_measures(record.folder))
-    densities = [density for of_client in progress.densities.values() for density in of_client]
+    plan, clients = folder.plan, progress.clients
+    matrices = accuracy_matrices(folder.path)
+    measures = metrics.by_name(read_measures(folder.path))
+    densities = [density for client in clients for density in client.density]
+    validation = [accuracy for client in clients for accuracy in client.validation.values()]
     return {
         "plan": plan.name,
         "method": plan.method,
@@ -220,16 +218,16 @@ def summarise(record: Record, session: Session) -> dict[str, Any]:
         "rounds_per_task": plan.rounds_per_task,
         "measured_model": plan.measured_model,
         "accuracy": metrics.over_clients(metrics.average_accuracy, matrices.values()),
-        "validation_accuracy": fmean(progress.validation.values()) if progress.validation else None,
+        "validation_accuracy": fmean(validation) if validation else None,
         "forgetting": metrics.over_clients(metrics.forgetting, matrices.values()),
         "backward_transfer": metrics.over_clients(metrics.backward_transfer, matrices.values()),
         **({"metrics": measures} if plan.metrics is not None else {}),
         "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices.values()],
         "adaptive_density": fmean(densities) if densities else None,
-        "incidents": sum(progress.incidents.values()),
+        "incidents": sum(client.incidents for client in clients),
         "traffic": ledger.totals(),
-        "model_size_bytes": sum(size["bytes"] for size in progress.sizes.values()),
-        "model_size_paper_bytes": sum(size["paper_bytes"] for size in progress.sizes.values()),
+        "model_size_bytes": sum(client.size.get("bytes", 0) for client in clients),
+        "model_size_paper_bytes": sum(client.size.get("paper_bytes", 0) for client in clients),
         "images_per_second": progress.images / progress.seconds if progress.seconds else None,
         "seconds": progress.seconds,
     }

@@ -1,12 +1,11 @@
-"""One session of work on a run folder: the federation put together from the last checkpoint, and saved again.
+"""A session of work on a run folder: the federation built from the last checkpoint, and saved again.
 
-A session starts where the checkpoint stands and repeats what came after it, to the bit; how often it saves changes
+A session continues where the checkpoint ends and repeats what came after it, to the bit. How often it saves changes
 nothing but the time that a kill costs.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -14,127 +13,128 @@ from typing import Any, Protocol
 
 import torch
 
-from weft.core.checks import Inspector
-from weft.core.client import World
-from weft.core.engine import Carrier, Engine, Saved
-from weft.core.loop import Federation, Progress
-from weft.core.optimizers import make_optimizer
-from weft.core.schedule import Schedule
-from weft.core.storage import Archive, State, files_of
-from weft.core.training import train_step
-from weft.engines.local import Pool, Serial
-from weft.engines.simulated import Clocked
-from weft.engines.workers import Crew
+from weft.core import storage
+from weft.core.checks import ReplyChecks
+from weft.core.client import Runtime, begin
+from weft.core.engine import Engine, EngineState
+from weft.core.exchange import Exchange
+from weft.core.loop import Federation
+from weft.core.loop_async import AsynchronousFederation
+from weft.core.progress import ClientProgress, Progress
+from weft.core.schedule import Assignment, Schedule
+from weft.core.task_end import TaskEnd
+from weft.core.training import make_optimizer, train_step
+from weft.engines.host import ClientHost, LocalEngine
+from weft.engines.simulated import SimulatedEngine
+from weft.engines.workers import WorkerEngine, WorkerPool
 from weft.errors import WeftError
-from weft.methods.method import initial_body
+from weft.methods.method import LocalTraining, ServerContext, initial_body
+from weft.methods.state import OptimizerState
 from weft.plan import Plan
-from weft.runs.folder import Record, read_rows
+from weft.runs.folder import RunFolder, read_rows
 from weft.wire.ledger import Entry, Ledger
 
 SAVE_SHARE = 60  # saving may take one part in so many of the time
-WARMING_UP = 5  # images
+WARM_UP = 5  # images
 
 
-class Screen(Protocol):
-    """Whoever shows a run while it goes on."""
+class Display(Protocol):
+    """Shows a run while it is in progress."""
 
     def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
-    def answered(self, client: int, task: int, round_index: int, numbers: dict[str, Any]) -> None: ...
+    def answered(self, client: int, task: int, round_index: int, fields: dict[str, Any]) -> None: ...
 
 
-Connect = Callable[["Session", Saved], Engine]
+# makes an engine other than the local one, from the run folder, the engine's saved state and the checks of replies
+Connect = Callable[[RunFolder, EngineState, ReplyChecks], Engine]
 
 
 class Session:
-    """Listens to the loop, keeps the record, and knows how to save."""
+    """Builds a federation, records its events, and saves it."""
 
     def __init__(
         self,
-        record: Record,
-        crew: Crew | None,
+        folder: RunFolder,
+        runtime: Runtime,
+        pool: WorkerPool | None,
         memory: int,
         save_every: float,
-        screen: Screen | None,
+        display: Display | None,
         connect: Connect | None = None,
     ):
-        """`connect` gives another engine than the local one."""
-        self.record, self.screen = record, screen
-        self._save_every = save_every
-        plan = record.plan
+        self.folder, self._display, self._save_every = folder, display, save_every
         self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the server computes as its clients do, however many workers there are
+        torch.set_num_threads(1)  # the server computes as its clients do, for any number of workers
         torch.set_flush_denormal(True)
-        world = World(plan)
-        network = world.lesson(0, 0).network
-        manifest = record.manifest()
-        saved = Saved({}, {})
-        self.progress = Progress()
-        server = State(archive=Archive(record.checkpoints, owner="server"))
+        plan, method, network = folder.plan, runtime.method, runtime.context(0, 0).network
+        initial = initial_body(network, plan.seed)
+        ctx = ServerContext(plan, network.layout, initial)
+        server, saved, manifest = method.Server(), EngineState(), folder.manifest()
         if manifest is None:
-            world.method.open_server(server, initial_body(network, plan.seed), network.layout, plan)
+            self.progress = Progress([ClientProgress() for _ in range(plan.clients)])
+            server.start(ctx, method.options)
+            storage.attach(server, folder.checkpoints)
         else:
             if manifest["plan"] != zlib.crc32(plan.toml().encode()):
-                raise WeftError(f"{record.folder / 'plan.toml'} was changed since this run began; put it back")
-            self.progress = Progress(**manifest["progress"])
-            server = State.load(record.checkpoints, manifest["server"], owner="server")
-            saved = Saved(_by_number(manifest["clients"]), _by_number(manifest["answers"]), manifest["clock"])
-        self._engine = local_engine(record, saved, memory, crew) if connect is None else connect(self, saved)
-        record.cut(manifest["lengths"] if manifest else {})
-        record.write_contents(network.layout.layers, world.scenario.sequences)
-        ledger = Ledger(network.layout.body)
-        ledger.entries = [Entry.from_row(row) for row in read_rows(record.folder, "ledger.csv")]
-        self._rows: list[list[str]] = []
-        self._accuracies: list[tuple[int, int, int, float]] = []
-        self._scenario = world.scenario
-        self._measures: dict[tuple[int, int], list[dict[str, list[float | None]]]] = {}  # by client and step, as said
-        self._measured: list[tuple[int, int, int, str, str, float | None]] = []
-        schedule = Schedule(plan, world.scenario, world.method)
-        inspector = Inspector.of(world.method, network.layout, initial_body(network, plan.seed), plan)
-        self.federation = Federation(
-            plan, schedule, world.method, self._engine, server, inspector, ledger, self.progress, listener=self
-        )
-        self._began = time.perf_counter()
-        self._saved_at, self._save_cost = self._began, 0.0
-        if screen is not None:
+                raise WeftError(f"{folder.path / 'plan.toml'} was changed since the run started; restore it")
+            self.progress = Progress.from_json(manifest["progress"])
+            storage.load(server, folder.checkpoints, manifest["server"])
+            clients, answered = _by_number(manifest["clients"]), _by_number(manifest["answered"])
+            saved = EngineState(clients, answered, manifest["transit"])
+        folder.truncate(manifest["lengths"] if manifest else {})
+        folder.write_contents(network.layout.layers, runtime.scenario.sequences)
+        checks = ReplyChecks.of(method, network.layout, initial, plan)
+        self.engine = connect(folder, saved, checks) if connect else local_engine(folder, runtime, saved, memory, pool)
+        self.ledger = Ledger(network.layout.body)
+        self.ledger.entries = [Entry.from_row(row) for row in read_rows(folder.path, "ledger.csv")]
+        exchange = Exchange(plan, method, server, self.engine, checks, self.ledger, self.progress, self, ctx)
+        schedule = Schedule(plan, runtime.scenario, method)
+        kind = AsynchronousFederation if plan.asynchronous == "updates" else Federation
+        self.federation = kind(schedule, exchange, TaskEnd(schedule, exchange))
+        self._scenario, self._server = runtime.scenario, server
+        self._rows: dict[str, list[Sequence[Any]]] = {name: [] for name in folder.tables}  # not written yet
+        self._metrics: dict[tuple[int, int], list[dict[str, list[float | None]]]] = {}  # by client and task
+        self._began = self._saved_at = time.perf_counter()
+        self._save_cost = 0.0
+        if display is not None:
             done, total = _work_units(schedule, self.progress)
-            screen.started(
-                plan, done, total, estimate(world, 1 if crew is None else len(crew)) * (total - done) / total
-            )
+            left = estimate(runtime, 1 if pool is None else len(pool)) * (total - done) / total
+            display.started(plan, done, total, left)
 
-    # ---- what the loop tells
+    # ---- events of the loop
 
-    def weighed(self, entries: list[Entry]) -> None:
-        self._rows += [entry.to_row() for entry in entries]
+    def counted(self, entries: list[Entry]) -> None:
+        self._rows["ledger.csv"] += [entry.to_row() for entry in entries]
 
-    def answered(self, client: int, step: int, round_index: int, seconds: float, numbers: dict[str, Any]) -> None:
-        known = {key: value for key, value in numbers.items() if key not in ("accuracy", "size", "metrics")}
-        if "metrics" in numbers:
-            self._measures[client, step] = numbers["metrics"]
-        place = {"client": client, "task": step, "round": round_index, "seconds": round(seconds, 4)}
-        self.record.journal("reply", **{**place, **known, **place})  # a client's words replace none of these
-        if self.screen is not None:
-            self.screen.answered(client, step, round_index, numbers)
+    def replied(self, assignment: Assignment, seconds: float, fields: dict[str, Any]) -> None:
+        client, task, round_index = assignment.client, assignment.task, assignment.round
+        known = {key: value for key, value in fields.items() if key not in ("accuracy", "size", "metrics")}
+        if "metrics" in fields:
+            self._metrics[client, task] = fields["metrics"]
+        where = {"client": client, "task": task, "round": round_index, "seconds": round(seconds, 4)}
+        self.folder.journal("reply", **{**where, **known, **where})  # a client's fields replace none of these
+        if self._display is not None:
+            self._display.answered(client, task, round_index, fields)
 
-    def tested(self, client: int, step: int, accuracies: list[float]) -> None:
-        self._accuracies += [(client, step, task, accuracy) for task, accuracy in enumerate(accuracies)]
-        moment = {"time": round(self._engine.now(), 6), "images": self.progress.images}
-        self.record.journal("tested", client=client, task=step, **moment, accuracy=accuracies)
-        for task, measures in enumerate(self._measures.pop((client, step), ())):
-            classes = self._scenario.sequences[client][task].classes
+    def tested(self, client: int, task: int, accuracies: list[float]) -> None:
+        self._rows["accuracy.csv"] += [(client, task, tested, accuracy) for tested, accuracy in enumerate(accuracies)]
+        moment = {"time": round(self.engine.now(), 6), "images": self.progress.images}
+        self.folder.journal("tested", client=client, task=task, **moment, accuracy=accuracies)
+        for tested, measures in enumerate(self._metrics.pop((client, task), ())):
+            classes = self._scenario.sequences[client][tested].classes
             for metric, values in measures.items():
                 pairs = zip(_labels(classes, len(values)), values, strict=True)
-                self._measured += [(client, step, task, metric, *pair) for pair in pairs]
+                self._rows["metrics.csv"] += [(client, task, tested, metric, *pair) for pair in pairs]
 
-    def incident(self, client: int, step: int, round_index: int, reason: str) -> None:
-        moment = round(self._engine.now(), 6)
-        self.record.journal("incident", client=client, task=step, round=round_index, time=moment, reason=reason)
+    def incident(self, client: int, task: int, round_index: int, reason: str) -> None:
+        moment = round(self.engine.now(), 6)
+        self.folder.journal("incident", client=client, task=task, round=round_index, time=moment, reason=reason)
 
     def round_done(self, progress: Progress) -> None:
-        self.record.add_rows("ledger.csv", sorted(self._rows, key=_place))  # not in the order of who was fastest
-        self.record.add_rows("accuracy.csv", self._accuracies)
-        if self._measured:
-            self.record.add_rows("metrics.csv", self._measured)
-        self._rows, self._accuracies, self._measured = [], [], []
+        self._rows["ledger.csv"].sort(key=lambda row: (int(row[1]), row[0]))  # not in the order of who was fastest
+        for name, rows in self._rows.items():
+            self.folder.add_rows(name, rows)
+            rows.clear()
         waited = time.perf_counter() - self._saved_at
         if self._save_every == 0 or waited >= max(self._save_every, SAVE_SHARE * self._save_cost):
             self.save()
@@ -142,44 +142,43 @@ class Session:
     # ---- saving
 
     def save(self) -> None:
-        """A checkpoint: every state on disk, then the manifest that names them, in one step."""
+        """Write a checkpoint: every state to disk, then the manifest that names them, in one step."""
         began = time.perf_counter()
         self.progress.seconds += began - self._began
+        self.progress.saves += 1
         self._began = began
-        server = self.federation.server.save(
-            self.record.checkpoints, f"server@{self.progress.step}.{self.progress.round}"
-        )
-        states, answers, clock = self._engine.save()
+        checkpoints = self.folder.checkpoints
+        server = storage.save(self._server, checkpoints, f"server@{self.progress.saves}", owner="server")
+        engine = self.engine.save()
         manifest = {
-            "progress": dataclasses.asdict(self.progress),
+            "progress": self.progress.to_json(),
             "server": server,
-            "clients": states,
-            "answers": answers,
-            "clock": clock,
-            "lengths": self.record.lengths(),
-            "plan": zlib.crc32(self.record.plan.toml().encode()),
+            "clients": engine.clients,
+            "answered": engine.answered,
+            "transit": engine.transit,
+            "lengths": self.folder.lengths(),
+            "plan": zlib.crc32(self.folder.plan.toml().encode()),
         }
-        references = [*states.values(), *(flight["wire"] for flight in clock["flights"])]
-        named = files_of(server).union(*map(files_of, references))
-        self.record.commit(manifest, named)
+        references = [server, *engine.clients.values(), *(each["wire"] for each in engine.transit.get("flights", []))]
+        self.folder.commit(manifest, set().union(*map(storage.files_of, references)))
         self._saved_at = time.perf_counter()
         self._save_cost = self._saved_at - began
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
         torch.set_num_threads(self._threads)  # a program that calls weft.run gets its threads back
         torch.set_flush_denormal(False)
 
 
-def local_engine(record: Record, saved: Saved, memory: int, crew: Crew | None) -> Engine:
-    plan, folder = record.plan, record.checkpoints
-    carrier: Carrier = Serial(plan, folder, saved, memory) if crew is None else Pool(plan, folder, saved, memory, crew)
-    return Clocked(plan, carrier, folder, saved)
-
-
-def _place(row: Sequence[str]) -> tuple[int, str]:
-    direction, client = row[:2]
-    return int(client), direction
+def local_engine(
+    folder: RunFolder, runtime: Runtime, saved: EngineState, memory: int, pool: WorkerPool | None
+) -> Engine:
+    plan, checkpoints = folder.plan, folder.checkpoints
+    if pool is None:
+        carrier: LocalEngine | WorkerEngine = LocalEngine(ClientHost(runtime, checkpoints, memory, saved))
+    else:
+        carrier = WorkerEngine(plan, checkpoints, saved, memory, pool)
+    return SimulatedEngine(plan, carrier, checkpoints, saved)
 
 
 def _by_number(table: dict[str, Any]) -> dict[int, Any]:
@@ -189,8 +188,8 @@ def _by_number(table: dict[str, Any]) -> dict[int, Any]:
 def _work_units(schedule: Schedule, progress: Progress) -> tuple[int, int]:
     """Rounds of one client, done and in all: the length of a progress bar."""
     if schedule.plan.asynchronous == "updates":
-        return progress.round, sum(map(sum, schedule.lengths))
-    each = [len(schedule.working(round_index)) for round_index in range(schedule.rounds)]
+        return progress.turns, sum(map(sum, schedule.lengths))
+    each = [len(schedule.training(round_index)) for round_index in range(schedule.rounds)]
     return sum(each[: progress.round]), sum(each)
 
 
@@ -202,30 +201,29 @@ def _labels(classes: Sequence[str], count: int) -> Sequence[str]:
     """
     if count == 1:
         return ("",)
-    return classes if len(set(classes)) == count else tuple(f"class {place}" for place in range(count))
+    return classes if len(set(classes)) == count else tuple(f"class {index}" for index in range(count))
 
 
-def estimate(world: World, workers: int) -> float:
-    """Seconds that the whole plan will take, from a small step to warm up and a whole one of a client that is then
-    thrown away: rough, since everybody waits for it.
+def estimate(runtime: Runtime, workers: int) -> float:
+    """Seconds that the whole plan will take, from a small step to warm up and a whole one of a throw-away client.
 
-    Exchange, validation and tests take about 15 % on top of the steps.
+    Rough, since everybody waits for it. Exchange, validation and tests take about 15 % on top of the steps.
     """
-    plan, scenario = world.plan, world.scenario
-    lesson = world.lesson(0, 0)
-    trial = State()
-    world.method.join(trial, lesson)
-    world.method.begin(trial, lesson)
-    work = world.method.open(trial, lesson)
-    batches = world.batches(0, 0, "train")
-    chosen = torch.arange(min(plan.batch_size, len(batches)), device=world.device)
-    optimizer, rate = make_optimizer(plan, work, None), world.method.first_rate(plan, 0)
-    train_step(world.method, work, optimizer, *batches.take(chosen[:WARMING_UP]), rate)
+    plan, scenario, method = runtime.plan, runtime.scenario, runtime.method
+    ctx, client = runtime.context(0, 0), runtime.new_client()
+    client.start(ctx, method.options)
+    begin(runtime, client, ctx)
+    training = LocalTraining.plain(client, ctx)
+    method.prepare(training, client, ctx)
+    batches = runtime.batches(0, 0, "train")
+    chosen = torch.arange(min(plan.batch_size, len(batches)), device=runtime.device)
+    optimizer = make_optimizer(plan, training, OptimizerState())
+    train_step(training, optimizer, *batches.take(chosen[:WARM_UP]), client.rate.rate)
     began = time.perf_counter()
-    train_step(world.method, work, optimizer, *batches.take(chosen), rate)
-    one = (time.perf_counter() - began) / len(chosen)  # an image
+    train_step(training, optimizer, *batches.take(chosen), client.rate.rate)
+    one = (time.perf_counter() - began) / len(chosen)  # image
     images = sum(task.sizes["train"] for sequence in scenario.sequences for task in sequence)
     share = 1.0
-    if world.method.talks and not plan.train_unchosen and plan.clients_per_round != "all":
+    if method.traits.federated and not plan.train_unchosen and plan.clients_per_round != "all":
         share = plan.clients_per_round / plan.clients
     return 1.15 * one * images * share * plan.rounds_per_task * plan.epochs_per_round / min(workers, plan.clients)

@@ -21,9 +21,9 @@ from weft.flower.hub.programs import CONNECTION, flwr
 from weft.flower.hub.status import ERROR_FILE, FLOWER_RUN, SERVER_LOG, WAITS, WATCHED, Waiting, printable
 from weft.flower.site_policy import rejection
 from weft.plan import Plan, flat_keys
-from weft.runs.folder import SITES, Record, read_manifest, read_plan
+from weft.runs.folder import SITES, RunFolder, read_manifest, read_plan
 from weft.runs.result import Result
-from weft.runs.run import fresh_folder, is_over
+from weft.runs.run import new_path, is_over
 
 ABSENT, REMOVED = "absent.json", "removed.json"  # sites that the run starts without; sites that the hub has removed
 LOOK = 0.5  # seconds between two looks at the folder
@@ -44,8 +44,8 @@ def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
     if reason := rejection(flat_keys(plan.toml())):
         raise WeftError(f"every site would reject this plan: {reason}")
     scenario = scenarios.of(plan)  # reports a missing dataset before there is a folder
-    folder = (out or fresh_folder(plan)).absolute()
-    Record.create(folder, plan, scenario.images).close()
+    folder = (out or new_path(plan)).absolute()
+    RunFolder.create(folder, plan, scenario.images).close()
     write_text(folder / SITES, json.dumps({"names": names, "run": name_at_sites(folder)}) + "\n")
     hub.add_run(folder)
     return folder

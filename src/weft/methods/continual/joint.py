@@ -33,5 +33,6 @@ class Joint(Method):
         verified="tests/test_baselines.py: test_joint_sees_every_task_from_the_first_step",
     )
     traits = Traits(
-        sees_all_tasks=True, not_combinable="it sees all tasks at once, so there is nothing to protect and nobody to ask"
+        sees_all_tasks=True,
+        not_combinable="it sees all tasks at once, so there is nothing to protect and nobody to ask",
     )

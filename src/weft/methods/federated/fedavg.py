@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -53,7 +53,7 @@ class FedAvgClient(ClientState):
 
 
 class FedAvg(Method):
-    Options = FedAvgOptions
+    Options: ClassVar[type[MethodOptions]] = FedAvgOptions
     Server = SharedServer
     Client = FedAvgClient
     info = MethodInfo(

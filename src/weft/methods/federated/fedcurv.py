@@ -4,7 +4,7 @@
       = ... + lambda * sum of theta^2 * (U - u_s) - 2 * theta * (V - v_s) + constant
 
 u_j is the diagonal Fisher information of client j after its last round, v_j = u_j * theta_j, and U and V are their sums
-over the clients of that round. A client sends theta, u and v and receives theta_G, U and V: three times FedAvg each way.
+over the clients of that round. A client sends theta, u and v and receives theta_G, U and V: three times FedAvg.
 """
 
 from __future__ import annotations

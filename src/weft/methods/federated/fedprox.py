@@ -55,9 +55,7 @@ class FedProx(FedAvg):
         theta, gradient = self.shared(training.variables, ctx.layout), self.shared(training.gradients, ctx.layout)
         for name, anchor in client.anchor.items():
             anchor = anchor.to(ctx.device)
-            training.penalties.append(
-                partial(proximal_gradient, theta[name], anchor, self.options.mu, gradient[name])
-            )
+            training.penalties.append(partial(proximal_gradient, theta[name], anchor, self.options.mu, gradient[name]))
 
 
 def proximal_gradient(theta: torch.Tensor, theta_g: torch.Tensor, mu: float, by_theta: torch.Tensor) -> None:

@@ -168,7 +168,5 @@ class Scaffold(FedAvg):
         names = self.shared(client, ctx.layout)
         changes = self.cut({f"variate/{name}": client.change[name] for name in names}, client, ctx)
         # c_i moves by what was sent and no more: c stays the mean of all c_i
-        client.variate = {
-            name: client.variate[name] + tensors.dense(changes[f"variate/{name}"]) for name in names
-        }
+        client.variate = {name: client.variate[name] + tensors.dense(changes[f"variate/{name}"]) for name in names}
         return super().upload(client, ctx) | changes

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -104,7 +104,7 @@ class APDClient(ClientState):
 
 
 class APD(Method):
-    Options = APDOptions
+    Options: ClassVar[type[MethodOptions]] = APDOptions
     Client = APDClient
     Task = APDTask
     info = MethodInfo(

@@ -213,7 +213,7 @@ class FedWeIT(APD):
                     turn //= ctx.plan.clients
                 download.fields = {"turn": turn, "version": server.version}
         if ctx.first:
-            keys = []
+            keys: list[str] = []
             if self.traits.shares_tasks != "no":
                 # a repeated request repeats its sample, or a late reply would confirm what only the second one brought
                 keys = ctx.repeats["foreign"] if "foreign" in ctx.repeats else self.sample(server, client, ctx)
@@ -226,11 +226,13 @@ class FedWeIT(APD):
     def sample(self, server: FedWeITServer, client: int, ctx: RoundContext) -> list[str]:
         """Alg. 1 line 3: kb^(t) ~ kb without the receiver's own A; of earlier tasks, unless clients have own clocks."""
         stored, synchronous = list(server.knowledge), ctx.plan.asynchronous == "none"
-        origins = {key: tuple(map(int, key.split("."))) for key in stored}  # (client, task)
+        origins = {key: (int(key.split(".")[0]), int(key.split(".")[1])) for key in stored}  # (client, task)
         past = [key for key in stored if not synchronous or origins[key][1] < ctx.task]
         if self.options.kb_from == "last":
-            newest = {origins[key][0]: origins[key][1] for key in sorted(past, key=origins.__getitem__)}  # of each client
-            past = [key for key in past if origins[key][1] == (ctx.task - 1 if synchronous else newest[origins[key][0]])]
+            newest = dict(sorted(origins[key] for key in past))  # the last task of each client
+            past = [
+                key for key in past if origins[key][1] == (ctx.task - 1 if synchronous else newest[origins[key][0]])
+            ]
         if not self.options.kb_own:
             past = [key for key in past if origins[key][0] != client]
         if self.options.kb_size == "all" or len(past) <= self.options.kb_size:
