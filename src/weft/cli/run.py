@@ -18,7 +18,7 @@ from weft.report import terminal
 from weft.runs.folder import read_plan
 from weft.runs.folder import resume_command as command_to_resume
 from weft.runs.result import Result
-from weft.runs.run import SAVE_EVERY, new_path, is_over, resume, run
+from weft.runs.run import SAVE_EVERY, is_over, new_path, resume, run
 
 DEMO_METHODS = ("fedweit", "fedavg", "stl")
 

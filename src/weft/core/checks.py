@@ -22,7 +22,6 @@ from weft.errors import show
 from weft.methods.method import Method, TensorSpec
 from weft.networks.flat import Layout
 from weft.registry import short
-from weft.wire.headers import show
 from weft.wire.message import Message, MessageError, decode
 from weft.wire.tensors import Payload, Rows, Sparse, size
 

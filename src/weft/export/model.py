@@ -106,9 +106,7 @@ def task_from_site(site: Path, run: str, task: int) -> ExportedTask:
     return _export(plan, folder, reference, int(client), task, bits)
 
 
-def _export(
-    plan: Plan, folder: Path, reference: Reference, client: int, task_index: int, bits: int
-) -> ExportedTask:
+def _export(plan: Plan, folder: Path, reference: Reference, client: int, task_index: int, bits: int) -> ExportedTask:
     runtime = Runtime(plan)
     state = storage.load(runtime.new_client(), folder, reference)
     if not 0 <= task_index <= state.finished:

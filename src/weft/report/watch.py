@@ -116,7 +116,8 @@ def status(folder: Path, runs: Sequence[Run], now: float) -> dict[str, Any]:
         left = time_left(run)
         estimate = "time left is known after the first rounds" if left is None else f"about {duration(left)} left"
         return {**shown, "kind": "running", "text": f"Running: {progress}, {estimate}."}
-    text = f"Nothing has been written for {duration(quiet)} ({progress}). If the run was stopped: {resume_command(run.folder)}"
+    text = f"Nothing has been written for {duration(quiet)} ({progress}). "
+    text += f"If the run was stopped: {resume_command(run.folder)}"
     return {**shown, "kind": "stopped", "text": text}
 
 

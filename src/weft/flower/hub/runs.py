@@ -23,7 +23,7 @@ from weft.flower.site_policy import rejection
 from weft.plan import Plan, flat_keys
 from weft.runs.folder import SITES, RunFolder, read_manifest, read_plan
 from weft.runs.result import Result
-from weft.runs.run import new_path, is_over
+from weft.runs.run import is_over, new_path
 
 ABSENT, REMOVED = "absent.json", "removed.json"  # sites that the run starts without; sites that the hub has removed
 LOOK = 0.5  # seconds between two looks at the folder
