@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from weft import methods, repro
+from weft.cli.show import LISTS
 from weft.errors import WeftError
 from weft.plan import ready_plans
 from weft.repro.figures import FIGURES
@@ -128,6 +129,14 @@ def test_rows_are_chosen_by_label_before_method():
     assert [row.label for row in cost.choose(["fedavg"])] == ["fedavg-0.03", "fedavg-0.1", "fedavg-0.3", "fedavg-1"]
     with pytest.raises(WeftError, match=r"no row .fedwiet.*fedweit"):
         table.choose(["fedwiet"])
+
+
+def test_tables_and_figures_are_listed():
+    listed = {kind: LISTS[kind]() for kind in ("tables", "figures")}
+    assert set(listed["tables"][0]) == {"name", "title", "rows", "plan"}
+    names = {kind: [entry["name"] for entry in entries] for kind, entries in listed.items()}
+    assert sorted(names["tables"] + names["figures"]) == sorted(EVERY)
+    assert all(EVERY[name].figure for name in names["figures"])
 
 
 def test_an_unknown_name():

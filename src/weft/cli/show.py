@@ -220,6 +220,6 @@ LISTS: dict[str, Callable[[], list[Entry]]] = {
     "scenarios": _scenarios,
     "networks": _networks,
     "plans": _plans,
-    "tables": lambda: experiments(repro.tables()),
-    "figures": lambda: experiments(repro.figures()),
+    "tables": lambda: experiments(repro.names_of("tables")),
+    "figures": lambda: experiments(repro.names_of("figures")),
 }

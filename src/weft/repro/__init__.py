@@ -134,12 +134,8 @@ def ready_experiments() -> dict[str, Path]:
     return {}
 
 
-def tables() -> list[str]:
-    return [name for name in ready_experiments() if not load(name).figure]
-
-
-def figures() -> list[str]:
-    return [name for name in ready_experiments() if load(name).figure]
+def names_of(kind: Literal["tables", "figures"]) -> list[str]:
+    return [name for name in ready_experiments() if bool(load(name).figure) == (kind == "figures")]
 
 
 def load(name: str, scale: Scale | None = None) -> Experiment:
