@@ -6,8 +6,11 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
+from csv import DictReader
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean, stdev
 
 import pytest
 from test_imports import ROOMS
@@ -70,3 +73,26 @@ def test_architecture_page_draws_the_folders_in_the_order_of_imports() -> None:
 
 def test_readme_fits_on_a_few_screens() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+ROWS = {"FedProx with APD": "fedprox+apd", "single-task learning": "stl", "Stable-SGD": "stable-sgd"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_headline_results_are_those_of_the_committed_table(page: str) -> None:
+    accuracy, forgetting = defaultdict(list), defaultdict(list)
+    with (ROOT / "results" / "table2-cifar.csv").open(encoding="utf-8", newline="") as file:
+        for line in DictReader(file):
+            accuracy[line["row"]].append(100 * float(line["accuracy"]))
+            forgetting[line["row"]].append(float(line["forgetting"]))
+    rows = re.findall(
+        r"^\| ([\w -]+?)(?: \(no server\))? \| ([\d.]+)(?: ± ([\d.]+))? %(?:, forgetting (\.\d+))? \| [\d.]+ %",
+        (ROOT / page).read_text(encoding="utf-8"),
+        flags=re.MULTILINE,
+    )
+    assert len(rows) >= 6
+    for name, mean, deviation, drop in rows:
+        row = ROWS.get(name, name.lower())
+        assert mean == f"{fmean(accuracy[row]):.1f}", name
+        assert deviation == (f"{stdev(accuracy[row]):.1f}" if len(accuracy[row]) > 1 else ""), name
+        assert not drop or drop == f"{fmean(forgetting[row]):.3f}"[1:], name
