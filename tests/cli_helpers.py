@@ -1,11 +1,11 @@
-"""What the tests of plans, run folders and the command line share: tiny plans, and `weft` processes that start at once.
+"""Helpers for tests of plans, run folders and commands: tiny plans, and `weft` processes that start at once.
 
 A fresh `weft run` spends seconds on importing torch. `Weft` keeps one process that has imported everything and computed
-nothing; each command is a fork of it with its own session, argv and files, and can be stopped, killed and waited for
-like any other process. What matters about starting (the folder before torch) is tested with real starts.
+nothing; each command is a fork of it with a separate session, argv and files. It can be stopped, killed and waited for
+like any other process. Tests about startup itself use real processes.
 
-Used as a plugin (`pytest_plugins = ["cli_helpers"]`), so that its session fixtures are made once for all files. It is
-imported by the tests before that, hence PYTEST_DONT_REWRITE; so its assertions say themselves what they found.
+Used as a plugin (`pytest_plugins = ["cli_helpers"]`), so that its session fixtures are created once for all files.
+Tests import it before pytest could rewrite its assertions (PYTEST_DONT_REWRITE), so they have messages.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pytest
 
 import weft
 from weft.plan import Plan
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a shell starts what it puts into the background
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C is tested, so it has to arrive
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a background job of a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # Ctrl-C is tested
 
 COMMAND = Path(sys.executable).parent / "weft"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
@@ -49,7 +50,7 @@ TINY: dict[str, Any] = {
     "rounds_per_task": 2,
     "batch_size": 10,
 }
-ANSWERS = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]  # of all clients in all rounds of the tiny plan
+ANSWERS = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]  # replies of training in the tiny plan
 
 SERVER = """
 import json, os, signal, sys, time, traceback
@@ -57,7 +58,7 @@ import weft.cli.app, weft.runs.session
 import torch
 with_gradient = torch.zeros(1, requires_grad=True)
 with_gradient.grad = torch.zeros(1)
-torch.optim.Adam([with_gradient]).step()  # an optimiser imports a good deal more of torch when it is first used
+torch.optim.Adam([with_gradient]).step()  # an optimizer imports more of torch when it is first used
 
 
 def act(order):
@@ -129,14 +130,14 @@ class Running:
             self._code = self._wait(seconds)
         if self._code is None:
             self.kill()
-            pytest.fail(f"weft did not end within {seconds} s; it said: {self._err.read_text()}")
+            pytest.fail(f"weft did not exit within {seconds} s: {self._err.read_text()}")
         return Outcome(self._code, self._out.read_text(), self._err.read_text())
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
     def kill(self) -> int:
-        """kill -9, and wait until it is gone; gives the exit code, which is that of an earlier end if there was one."""
+        """kill -9, wait, and return the exit code (that of an earlier exit, if there was one)."""
         if self._code is None:
             os.kill(self.pid, signal.SIGKILL)
             self._code = self._wait(30)
@@ -145,7 +146,7 @@ class Running:
 
 
 class Weft:
-    """The `weft` command: `weft("list", "methods")` is one command to its end, `weft.start(...)` one that runs on."""
+    """The `weft` command: `weft("list", "methods")` waits for its end, `weft.start(...)` does not."""
 
     def __init__(self, folder: Path):
         self._folder, self._numbers = folder, itertools.count()
@@ -177,7 +178,7 @@ class Weft:
         save_always: bool = False,
         **env: str,
     ) -> Running:
-        """`largest_file` in bytes, as on a full disk; `save_always`: a checkpoint after each round at any cost."""
+        """`largest_file` in bytes simulates a full disk; `save_always` saves a checkpoint after each round."""
         number = next(self._numbers)
         out, err = self._folder / f"{number}.out", self._folder / f"{number}.err"
         order = {
@@ -199,7 +200,7 @@ class Weft:
 
     def close(self) -> None:
         for running in self._started:
-            running.kill()  # a test that failed may have left one behind, even a stopped one
+            running.kill()  # a failed test may leave one, even a stopped one
         assert self._server.stdin is not None
         assert self._server.stdout is not None
         self._server.stdin.close()
@@ -224,7 +225,7 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of the tiny plan, in one process and without a stop: to be read, never changed."""
+    """A finished run of the tiny plan in one process. Tests read it and do not change it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     weft.run(tiny(), folder)
     return folder
@@ -246,7 +247,7 @@ def finished_stl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was stopped in its second task, with a checkpoint after each round: to be copied, never changed."""
+    """A run stopped in its second task, with a checkpoint after each round. Tests copy it and do not change it."""
     folder = tmp_path_factory.mktemp("stopped") / "run"
     stop_after(folder, ANSWERS - 2)
     return folder
@@ -257,11 +258,11 @@ def tiny(**keys: Any) -> Plan:
 
 
 class Stop(Exception):  # noqa: N818 - no error
-    """The test pulls the plug."""
+    """The test stops the run."""
 
 
 class Stopper:
-    """A screen that raises after so many answers."""
+    """A progress display that raises after so many replies."""
 
     def __init__(self, after: int):
         self._left = after
@@ -275,7 +276,7 @@ class Stopper:
 
 
 def stop_after(folder: Path, answers: int, **options: Any) -> None:
-    """Run the tiny plan until so many answers have come, with a checkpoint after each round."""
+    """Run the tiny plan until so many replies have arrived, with a checkpoint after each round."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("weft.runs.session.SAVE_SHARE", 0)  # however long saving takes
         with pytest.raises(Stop):
@@ -287,7 +288,7 @@ def copy(folder: Path, to: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file by its path, but for the empty lock."""
+    """Every file by its path, except the empty lock."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
@@ -297,7 +298,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 
 def assert_same_result(folder: Path, expected: Path) -> None:
-    """Equal in every bit but the times."""
+    """Equal to the bit, except the times."""
     one, other = summary_of(folder), summary_of(expected)
     assert list(one) == list(other), f"{list(one)} are not the fields {list(other)}"
     different = {key: (one[key], other[key]) for key in other if key not in TIMES and one[key] != other[key]}
@@ -310,7 +311,7 @@ def assert_same_result(folder: Path, expected: Path) -> None:
 
 
 def assert_one_line(outcome: Outcome, *words: str) -> None:
-    """An error as a person should meet it: one line on stderr that says these words, code 2, nothing on stdout."""
+    """A user error: one line on stderr with these words, exit code 2, nothing on stdout."""
     assert outcome.code == 2, outcome
     assert outcome.out == "", outcome
     assert outcome.err.startswith("weft: "), outcome.err
@@ -328,7 +329,7 @@ def assert_readable(text: str, width: int = 80) -> None:
 
 
 def until(happened: Callable[[], Any], seconds: float = 60, pause: float = 0.002) -> Any:
-    """Wait until something is true, and give it."""
+    """Wait until a condition is true, and return it."""
     end = time.monotonic() + seconds
     while not (found := happened()):
         if time.monotonic() > end:
@@ -343,24 +344,17 @@ def journal_lines(folder: Path) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Is there such a process, and not merely its remains?"""
+    """Is there such a process, other than a zombie?"""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
         return False
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes that a process has started, and those that they have, as far as they are still there."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != "Z":
-            parents[int(stat.parent.name)] = int(parent)
-    found = [pid]
-    for one in found:  # which grows meanwhile
-        found += sorted(child for child, parent in parents.items() if parent == one)
-    return found[1:]
+    """The running children of a process, and theirs."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+    return [child.pid for child in children if alive(child.pid)]

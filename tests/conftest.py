@@ -1,4 +1,4 @@
-"""What all tests share. What was skipped for want of a package or a browser is said aloud, at the end and in red."""
+"""Fixtures of all tests, and a red line at the end for each missing package or browser that skipped some."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from skips import LOUD
 
 
 @pytest.fixture(autouse=True)
-def usual_floats() -> Iterator[None]:
-    """Whoever computes as a worker does flushes the smallest numbers to 0; hypothesis wants them back."""
-    _take_floats_back()
+def denormal_floats() -> Iterator[None]:
+    """Undo set_flush_denormal: a worker flushes denormal numbers to 0, and hypothesis needs them."""
+    _keep_denormals()
     yield
-    _take_floats_back()
+    _keep_denormals()
 
 
-def _take_floats_back() -> None:
+def _keep_denormals() -> None:
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_flush_denormal(False)
 

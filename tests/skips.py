@@ -1,3 +1,3 @@
-"""How a skip that somebody should hear of begins its reason; conftest.py says it aloud at the end."""
+"""The prefix of skip reasons that conftest.py repeats at the end of a test run."""
 
 LOUD = "LOUD: "

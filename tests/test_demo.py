@@ -1,4 +1,4 @@
-"""The demo as a new user gets it: `weft demo` in an empty folder, and the bars that its table must meet."""
+"""`weft demo` in an empty folder, and the results that it must reach."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def share(traffic: dict[str, int]) -> float:
 
 
 @pytest.mark.slow
-def test_the_lead_comes_out_of_the_method(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
+def test_fedweit_leads(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
     _, found = demo
     assert set(found) == {"fedweit", "fedavg", "stl"}
-    # 13.7 points on one processor, 8.8 on another: at this size the last bits decide; below, over several seeds
+    # 13.7 points on one processor, 8.8 on another: at this size the last bits decide; the next test averages seeds
     assert found["fedweit"]["accuracy"] >= found["fedavg"]["accuracy"] + 0.05
     assert found["fedweit"]["forgetting"] <= 0.02
-    assert 0.75 <= found["stl"]["accuracy"] <= 0.95  # a task can be learned on this budget, and is not trivial
+    assert 0.75 <= found["stl"]["accuracy"] <= 0.95  # a task can be learned in this time, and is not trivial
 
 
 @pytest.mark.long
@@ -56,7 +56,7 @@ def test_over_several_seeds_the_lead_is_ten_points(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_sent_and_kept_stays_small(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
+def test_traffic_and_model_size_are_small(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
     _, found = demo
     assert share(found["fedweit"]["traffic"]["c2s"]) <= 0.35
     assert share(found["fedavg"]["traffic"]["c2s"]) == pytest.approx(1, abs=1e-3)

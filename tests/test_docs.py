@@ -1,8 +1,8 @@
-"""Every command and every program in README.md and docs/ is run, word for word, in an empty folder.
+"""Run every command and every program of README.md and docs/ in an empty folder.
 
-The plan `demo` is replaced by a tiny one there (a file called `demo` in the current folder comes before the ready plan
-of that name), so that what is tested are the words of the documentation and not once more the learning. The tables of
-`weft repro`, which look for no file, are given that tiny plan too, and `weft bench` measures as little as it can.
+There the plan `demo` is a tiny one (a file called `demo` in the current folder has precedence over the ready plan):
+the tests are about the documentation, not about learning. `weft repro` is patched to use that plan, and `weft bench`
+to measure as little as possible.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from weft.plan import Plan
 from weft.scenarios import SCENARIOS, builder_of
 
 ROOT = Path(__file__).resolve().parent.parent
-ELSEWHERE = ("many-machines.md",)  # its commands are servers and need Flower: tests/flower runs them
+ELSEWHERE = ("many-machines.md",)  # tests/flower runs its commands
 PAGES = [
     ROOT / "README.md",
     *(page for page in sorted((ROOT / "docs").glob("*.md")) if page.name not in ELSEWHERE),
@@ -57,11 +57,11 @@ suite.QUICK = suite.FULL = suite.Amounts(
 )
 cli.main()
 """
-OF_OWN_IMAGES = ("bring-your-own.md", "take-home.md")  # whose packs are for the test alone
-SMALLER = {"repro": ["-c", TINY_TABLES], "bench": ["-c", TINY_BENCH]}  # commands that take no plan's name
+WITH_PACKS = ("bring-your-own.md", "take-home.md")  # they pack images into the cache
+SMALLER = {"repro": ["-c", TINY_TABLES], "bench": ["-c", TINY_BENCH]}  # commands without a plan argument
 
 
-# all but the first page take ten minutes together, so they are left to `make test-all`
+# all pages together take ten minutes: `make test` runs the first one, `make test-all` all
 EACH = [pytest.param(page, id=page.name, marks=() if page.name == "start.md" else pytest.mark.long) for page in PAGES]
 
 
@@ -75,14 +75,14 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def _matching(word: str, folder: Path) -> list[str]:
-    """What a shell makes of a word with a star."""
+    """Expand a word with a star like a shell."""
     return sorted(str(path.relative_to(folder)) for path in folder.glob(word)) if "*" in word else []
 
 
 def _run_commands(page: Path, tmp_path: Path) -> None:
     (tmp_path / "demo").write_text(TINY)
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    if not any(words[0] == "python" for words in commands(page)):  # else the page makes its own
+    if not any(words[0] == "python" for words in commands(page)):  # such a page writes the images itself
         write_folder(tmp_path / "photos", images=12)
     write_table(tmp_path)
     for words in commands(page):
@@ -105,7 +105,7 @@ def _run_commands(page: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", EACH)
 def test_every_command_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.name in OF_OWN_IMAGES:
+    if page.name in WITH_PACKS:
         monkeypatch.setenv("WEFT_DATA", str(tmp_path / "cache"))
     _run_commands(page, tmp_path)
 
@@ -113,7 +113,7 @@ def test_every_command_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", EACH)
 def test_every_program_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if page.name == "take-home.md":  # its programs read what its commands write
+    if page.name == "take-home.md":  # the programs read what the commands write
         monkeypatch.setenv("WEFT_DATA", str(tmp_path / "cache"))
         _run_commands(page, tmp_path)
     for place, program in enumerate(blocks(page, "python")):
@@ -164,7 +164,7 @@ def test_the_page_about_tables_names_every_one() -> None:
     assert [name for name in repro.ready_experiments() if f"`{name}`" not in text] == []
 
 
-SAID_IN_WORDS = {"the file's name", "twice tasks", "cross entropy", "none", ""}
+NOT_LITERAL = {"the file's name", "twice tasks", "cross entropy", "none", ""}
 
 
 def _table_rows(page: Path) -> list[list[str]]:
@@ -174,7 +174,7 @@ def _table_rows(page: Path) -> list[list[str]]:
     ]
 
 
-def _said_defaults() -> list[tuple[str, str]]:
+def _documented_defaults() -> list[tuple[str, str]]:
     """Key and default of every row of the plan page: `a`, `b` | 1, 2 are two of them."""
     found = []
     for cells in _table_rows(ROOT / "docs" / "plans.md"):
@@ -185,7 +185,7 @@ def _said_defaults() -> list[tuple[str, str]]:
 
 
 def _is_default(said: str, values: set[object]) -> bool:
-    if said in SAID_IN_WORDS:
+    if said in NOT_LITERAL:
         return True
     above, _, below = said.partition("/")
     try:
@@ -202,6 +202,6 @@ def test_the_plan_page_has_the_defaults_of_the_code() -> None:
     for model in models:
         for key, field in model.model_fields.items():
             known.setdefault(field.alias or key, set()).add(field.default)
-    checked = [(key, said) for key, said in _said_defaults() if key in known and said != "option"]  # a heading
+    checked = [(key, said) for key, said in _documented_defaults() if key in known and said != "option"]  # a heading
     assert len(checked) > 80
     assert [(key, said, known[key]) for key, said in checked if not _is_default(said, known[key])] == []

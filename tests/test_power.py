@@ -1,4 +1,4 @@
-"""A loss of power takes what the system had not yet put down: so the order in which things are put down counts."""
+"""After a loss of power only synced files remain, so the order of fsync and rename matters."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ import weft
 from weft.core.storage import State
 from weft.runs.folder import read_manifest, write_manifest
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks /proc which file is put down")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see which file is synced")
 
 
 @pytest.fixture
 def order(monkeypatch) -> list[str]:
-    """What is put down and what takes its place, by name, as it happens."""
-    happened: list[str] = []
+    """Names of synced and renamed files, in order."""
+    events: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
-    def put_down(place: int) -> None:
-        happened.append(Path(f"/proc/self/fd/{place}").readlink().name)
-        fsync(place)
+    def sync(descriptor: int) -> None:
+        events.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
 
-    def take_place(partial: Path, path: Path) -> Path:
-        happened.append(f"-> {path.name}")
+    def rename(partial: Path, path: Path) -> Path:
+        events.append(f"-> {path.name}")
         return replace(partial, path)
 
-    monkeypatch.setattr(os, "fsync", put_down)
-    monkeypatch.setattr(Path, "replace", take_place)
-    return happened
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(Path, "replace", rename)
+    return events
 
 
-def test_all_that_a_manifest_names_is_on_disk_before_it_takes_its_place(tmp_path, order):
+def test_all_files_of_a_manifest_are_synced_before_it(tmp_path, order):
     for count in (1, 2):
         State(reply=b"x" * count).save(tmp_path, f"reply-{count}")
         order.clear()
         write_manifest(tmp_path, {"replies": count})
-        *before, place, after = order
-        assert place == "-> manifest.json"
+        *before, renamed, after = order
+        assert renamed == "-> manifest.json"
         assert {f"reply-{count}.safetensors", tmp_path.name} <= set(before)
         assert before[-1].startswith(".manifest.json.")
         assert after == tmp_path.name
     assert read_manifest(tmp_path) == {"replies": 2}
 
 
-def test_what_is_on_disk_already_is_not_put_down_again(tmp_path, order):
+def test_a_synced_file_is_not_synced_again(tmp_path, order):
     State(reply=b"x").save(tmp_path, "old")
     os.utime(tmp_path / "old.safetensors", (1, 1))
     write_manifest(tmp_path, {})
@@ -59,7 +59,7 @@ def test_what_is_on_disk_already_is_not_put_down_again(tmp_path, order):
     assert "old.safetensors" not in order
 
 
-def test_the_tables_of_a_run_are_on_disk_before_the_checkpoint_that_counts_on_them(tmp_path, order):
+def test_the_tables_of_a_run_are_synced_before_its_checkpoint(tmp_path, order):
     weft.run(tiny(tasks=1, rounds_per_task=1), tmp_path / "run")
     last = len(order) - 1 - order[::-1].index("-> manifest.json")
     assert {"accuracy.csv", "ledger.csv"} <= set(order[:last])
