@@ -17,6 +17,7 @@ import weft
 from weft import metrics
 from weft.core.storage import State
 from weft.report.charts.model import position
+from weft.report.charts.sharing import DIRECTIONS, TENSORS
 from weft.report.facts import comparisons, group, label
 from weft.report.reading import read_runs
 from weft.runs.folder import accuracy_matrices, read_measures
@@ -155,7 +156,9 @@ def test_bytes_are_those_of_the_ledger(data, finished_fedavg, two_seeds):
         expected: Counter = Counter()
         for folder in folders:
             for row in rows(folder, "ledger.csv"):
-                expected[row["direction"], row["tensor"].split("/")[0]] += int(row["bytes"]) / len(folders)
+                tensor, way = row["tensor"].split("/")[0], DIRECTIONS[row["direction"]]
+                label, _ = TENSORS.get(f"{tensor} {way}") or TENSORS[tensor]
+                expected[row["direction"], label] += int(row["bytes"]) / len(folders)
         shown = {
             ("c2s" if one["y"][0] > 0 else "s2c", one["meta"]["key"]): abs(sum(one["y"]))
             for one in traces(data, f"traffic-tensors-{index}")

@@ -2,18 +2,20 @@
 
 All knowledge of the checkpoint layout is in the section "layout" below. It expects, as core/storage.py writes it:
 
-    manifest.json    {"clients": {client: {"file": [name, checksum], "archive": {key: [name, checksum]}}}}
-    archive keys     "adaptive/TASK", "mask/TASK", "attention/TASK" of a finished task; "foreign/CLIENT.TASK"
-    archive files    safetensors with one vector: "it" if dense, else "it:indices" and "it:values"; all layers in order
-    state file       safetensors whose metadata "numbers" is JSON; "foreign/TASK" lists the foreign A's of a task
-    attention        one value for each layer and foreign A: alpha[layer * count + index]
+    manifest.json     {"clients": {client: {"file": mark, "tables": {"tasks": {task: mark}, "knowledge": {key: mark}}}}}
+                      a mark is [file name, checksum]; a key is "CLIENT.TASK", a foreign A
+    files             safetensors; a sparse vector NAME is stored as NAME:indices and NAME:values; layers in order
+    a task's file     tensors "adaptive" (A), "mask" (m, one value for each output unit) and "attention";
+                      metadata "values" is JSON, in which "foreign" lists the keys of the A's that the task uses
+    attention         one value for each layer and foreign A: alpha[layer * count + index]
+    a foreign A       one tensor, "it"
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -69,30 +71,6 @@ class Attention:
 # ---- layout ----------------------------------------------------------------------------------------------------------
 
 
-class TaskFiles(NamedTuple):
-    """Where a checkpoint stores one finished task of one client."""
-
-    adaptive: FileMark
-    mask: FileMark
-    attention: FileMark | None
-    foreign: Sequence[tuple[int, int, FileMark]]  # client, task and file of each foreign A, in the order of attention
-
-
-def task_files(folder: Path, reference: Mapping[str, Any]) -> dict[int, TaskFiles]:
-    """The finished tasks of one client; `reference` is the client's entry in the manifest."""
-    archive: Mapping[str, FileMark] = reference["archive"]
-    tasks = sorted(int(key.partition("/")[2]) for key in archive if key.startswith("adaptive/"))
-    attentive = any(f"attention/{task}" in archive for task in tasks)
-    numbers = read_numbers(folder / reference["file"][0]) if attentive else {}
-    found = {}
-    for task in tasks:
-        attention = archive.get(f"attention/{task}")
-        keys: list[str] = numbers[f"foreign/{task}"] if attention else []
-        foreign = [(*map(int, key.split(".")), archive[f"foreign/{key}"]) for key in keys]
-        found[task] = TaskFiles(archive[f"adaptive/{task}"], archive[f"mask/{task}"], attention, foreign)  # type: ignore[arg-type]
-    return found
-
-
 class Sparse(NamedTuple):
     """The stored values of a vector and their positions, increasing."""
 
@@ -100,34 +78,95 @@ class Sparse(NamedTuple):
     values: Vector
 
 
-def read_vector(path: Path, checksum: int) -> Vector | Sparse:
+class StoredTask(NamedTuple):
+    """A finished task of one client."""
+
+    adaptive: Vector | Sparse
+    mask: Vector
+    attention: Vector
+    foreign: Sequence[str]  # keys of the A's that attention is for
+
+
+def tables_of(folder: Path, reference: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """The tables of one client's state; `reference` is its entry in the manifest."""
+    if "archive" not in reference:
+        return dict(reference["tables"])
+    # untyped state, until the typed one has landed: one file for each thing that a task left
+    archive, numbers = reference["archive"], read_numbers(folder / reference["file"][0])
+    tasks = [key.partition("/")[2] for key in archive if key.startswith("adaptive/")]
+    names = ("adaptive", "mask", "attention")
+    files = {task: {name: archive.get(f"{name}/{task}") for name in names} for task in tasks}
+    foreign = {task: numbers.get(f"foreign/{task}", []) if files[task]["attention"] else [] for task in tasks}
+    knowledge = {key.partition("/")[2]: archive[key] for key in archive if key.startswith("foreign/")}
+    return {"tasks": {task: (files[task], foreign[task]) for task in tasks}, "knowledge": knowledge}
+
+
+def read_task(folder: Path, mark: FileMark) -> StoredTask | None:
+    """None for a method without A and m."""
+    if isinstance(mark[0], Mapping):
+        files, keys = mark
+        empty: Any = np.empty(0, np.float32)
+        found: list[Any] = [read_foreign(folder, each) if each else empty for each in files.values()]
+        return StoredTask(found[0], found[1], found[2], keys)
+    tensors, metadata = _read_file(folder, mark)
+    if "mask" not in tensors or not tensors["mask"].size:
+        return None
+    attention = tensors.get("attention", np.empty(0, np.float32))
+    return StoredTask(
+        _vector(tensors, "adaptive"), tensors["mask"], attention, json.loads(metadata["values"])["foreign"]
+    )
+
+
+def read_foreign(folder: Path, mark: FileMark) -> Vector | Sparse:
+    return _vector(_read_file(folder, mark)[0], "it")
+
+
+def _vector(tensors: Mapping[str, Any], name: str) -> Vector | Sparse:
+    if name in tensors:
+        found: Vector = tensors[name]
+        return found
+    return Sparse(tensors[f"{name}:indices"], tensors[f"{name}:values"])
+
+
+def _read_file(folder: Path, mark: FileMark) -> tuple[dict[str, Any], dict[str, str]]:
     import safetensors
 
+    name, checksum = mark
     try:
-        with safetensors.safe_open(path, "np") as file:
+        with safetensors.safe_open(folder / name, "np") as file:
             metadata, tensors = file.metadata(), {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except OSError as error:
-        raise WeftError(f"the checkpoint is incomplete: {path} cannot be read ({error.strerror or error})") from None
+        reason = error.strerror or error
+        raise WeftError(f"the checkpoint is incomplete: {folder / name} cannot be read ({reason})") from None
     except safetensors.SafetensorError:
         metadata, tensors = {}, {}
     if checksum_of(tensors, metadata) != checksum:
-        raise WeftError(f"the checkpoint is corrupt: {path} does not match its checksum")
-    return Sparse(tensors["it:indices"], tensors["it:values"]) if "it:indices" in tensors else tensors["it"]
+        raise WeftError(f"the checkpoint is corrupt: {folder / name} does not match its checksum")
+    return tensors, metadata
 
 
 def read_numbers(path: Path) -> dict[str, Any]:
-    """The numbers of a state, from the header of its file; the tensors are not read."""
+    """The JSON of a state, from the header of its file; the tensors are not read."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(min(length, path.stat().st_size)))  # a damaged file may claim any length
-        numbers: dict[str, Any] = json.loads(header["__metadata__"]["numbers"])
+        metadata = header["__metadata__"]
+        values: dict[str, Any] = json.loads(metadata.get("values") or metadata["numbers"])
     except (OSError, ValueError, KeyError) as error:
         raise WeftError(f"the checkpoint is incomplete: {path} cannot be read ({error})") from None
-    return numbers
+    return values
 
 
 # ---- values by layer -------------------------------------------------------------------------------------------------
+
+
+class TaskFacts(NamedTuple):
+    adaptive: list[float]
+    mask: list[float]
+    mask_mean: list[float]
+    alphas: list[float]
+    foreign: Sequence[str]
 
 
 class StateReader:
@@ -137,51 +176,55 @@ class StateReader:
         self._folder = folder
         self._sizes = [layer.size for layer in layers]
         self._ends = np.cumsum(self._sizes)[:-1]
-        self._rows = np.cumsum([layer.shape[0] for layer in layers])[:-1]  # m has one value for each output unit
-        self._known: dict[tuple[str, str, int], tuple[float, ...]] = {}
+        self._rows = np.cumsum([layer.shape[0] for layer in layers])[:-1]
+        self._tasks: dict[str, TaskFacts | None] = {}
+        self._norms: dict[int, tuple[float, ...]] = {}  # by checksum: every client stores the same foreign A
 
     def read(self, manifest: Mapping[str, Any]) -> tuple[tuple[Density, ...], tuple[Attention, ...]]:
         """Density and attention of every finished task of every client."""
         densities, attention = [], []
         clients = manifest.get("clients", {})
         for client in sorted(map(int, clients)):
-            for task, files in task_files(self._folder, clients[str(client)]).items():
-                adaptive = self._values("density", files.adaptive, self._density)
-                mask = self._values("mask", files.mask, self._mask_density)
-                mean = self._values("mean", files.mask, self._mask_mean)
-                densities.append(Density(client, task, adaptive, mask, mean))
-                if files.attention is None:
+            tables = tables_of(self._folder, clients[str(client)])
+            for task in sorted(map(int, tables["tasks"])):
+                found = self._task(tables["tasks"][str(task)])
+                if found is None:
                     continue
-                alphas = self._values("alphas", files.attention, lambda vector: vector)
-                count = len(files.foreign)
-                for index, (sender, sender_task, mark) in enumerate(files.foreign):
-                    norms = self._values("norms", mark, self._norms)
-                    own = alphas[index::count]
-                    attention.append(Attention(client, task, sender, sender_task, own, norms, count))
+                adaptive, mask, mean = map(tuple, found[:3])
+                densities.append(Density(client, task, adaptive, mask, mean))
+                count = len(found.foreign)
+                for index, key in enumerate(found.foreign):
+                    sender, sender_task = map(int, key.split("."))
+                    alphas, norms = tuple(found.alphas[index::count]), self._norm(tables["knowledge"][key])
+                    attention.append(Attention(client, task, sender, sender_task, alphas, norms, count))
         return tuple(densities), tuple(attention)
 
-    def _values(self, what: str, mark: FileMark, compute: Callable[[Any], Any]) -> tuple[float, ...]:
-        name, checksum = mark
-        key = (what, "" if what == "norms" else name, checksum)  # every client stores the same foreign A
-        if key not in self._known:
-            self._known[key] = tuple(float(value) for value in compute(read_vector(self._folder / name, checksum)))
-        return self._known[key]
+    def _task(self, mark: FileMark) -> TaskFacts | None:
+        key = repr(mark)
+        if key not in self._tasks:
+            task = read_task(self._folder, mark)
+            self._tasks[key] = None if task is None else self._facts(task)
+        return self._tasks[key]
+
+    def _facts(self, task: StoredTask) -> TaskFacts:
+        layers = zip(self._by_layer(task.adaptive), self._sizes, strict=True)
+        masks = np.split(task.mask, self._rows)
+        return TaskFacts(
+            [int(np.count_nonzero(values)) / size for values, size in layers],
+            [int(np.count_nonzero(values)) / values.size for values in masks],
+            [float(values.mean(dtype=np.float64)) for values in masks],
+            task.attention.tolist(),
+            task.foreign,
+        )
+
+    def _norm(self, mark: FileMark) -> tuple[float, ...]:
+        if mark[1] not in self._norms:
+            layers = self._by_layer(read_foreign(self._folder, mark))
+            self._norms[mark[1]] = tuple(float(np.linalg.norm(values.astype(np.float64))) for values in layers)
+        return self._norms[mark[1]]
 
     def _by_layer(self, vector: Vector | Sparse) -> list[Vector]:
         """The values of each layer; of a sparse vector those that are stored."""
         if isinstance(vector, Sparse):
             return np.split(vector.values, np.searchsorted(vector.indices, self._ends))
         return np.split(vector, self._ends)
-
-    def _density(self, vector: Vector | Sparse) -> list[float]:
-        layers = zip(self._by_layer(vector), self._sizes, strict=True)
-        return [np.count_nonzero(values) / size for values, size in layers]
-
-    def _norms(self, vector: Vector | Sparse) -> list[float]:
-        return [float(np.linalg.norm(values.astype(np.float64))) for values in self._by_layer(vector)]
-
-    def _mask_density(self, vector: Vector) -> list[float]:
-        return [np.count_nonzero(values) / values.size for values in np.split(vector, self._rows)]
-
-    def _mask_mean(self, vector: Vector) -> list[float]:
-        return [float(values.mean(dtype=np.float64)) for values in np.split(vector, self._rows)]

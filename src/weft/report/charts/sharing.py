@@ -28,6 +28,8 @@ from weft.report.text import percent, size
 
 DIRECTIONS = {"c2s": "up", "s2c": "down"}
 TENSORS = {  # meaning and color of the tensors in the ledger
+    "weights up": ("weights of the client", 0),
+    "weights down": ("weights of the server", 7),
     "base": ("weights of the client", 0),
     "global": ("weights of the server", 7),
     "adaptive": ("A, once a task", 1),
@@ -193,13 +195,13 @@ def _tensors(index: int, group: Group) -> Chart:
     largest = (0.0, "")
     for direction, way in DIRECTIONS.items():
         for tensor, by_round in facts.sent_by_round(group, direction).items():
-            label, color = TENSORS.get(tensor, (tensor, len(tensor)))
+            label, color = TENSORS.get(f"{tensor} {way}") or TENSORS.get(tensor, (tensor, len(tensor)))
             largest = max(largest, (sum(by_round.values()), f"{label}, {way}"))
             names = [f"task {task}, round {number}, {way}" for task, number in by_round]
             values = [value if way == "up" else -value for value in by_round.values()]
             widths = [0.8 / group.rounds_of(task) for task, _ in by_round]
             xs = [position(key, group) for key in by_round]
-            bars.append(Series(label, xs, values, names, index, None, "bar", (), widths, color, key=tensor))
+            bars.append(Series(label, xs, values, names, index, None, "bar", (), widths, color, key=label))
     return Chart(
         f"traffic-tensors-{index}",
         f"{group.label}: each round, by tensor",
