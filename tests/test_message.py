@@ -582,6 +582,7 @@ def test_no_lie_makes_memory_grow():
         lying(b"\x00" * 99, [GAPS | {"count": LARGEST, "size": LARGEST}]),
         lying(b"\x00" * 99, [MASK | {"size": LARGEST}]),
         lying(b"\x00" * 99, [ROWS | {"segments": [[LARGEST, 1]]}]),
+        lying(b"\xff" * 25_000, [MASK | {"size": 200_000}]),  # a full mask without values
         b"WEFT\x02\x00\xff\xff\xff\xff" + b"\xff" * 20,
     ]
     assert peak_of(lies) < 2**20

@@ -1,4 +1,13 @@
-"""Values of a tensor on the wire, with 32, 16 or about 8 bits each.
+"""Bytes of a tensor: the positions of its values, then the values.
+
+    dense         values
+    rows          one bit per row (kept or not), values of the kept rows
+    sparse-gaps   one byte per value: the number of positions skipped before it; 255 stands for a larger gap, which is
+                  in the uint32 array that follows; then the values
+    sparse-mask   one bit per position, values
+                  (the shorter of the two; gaps if they tie)
+
+Values have 32, 16 or about 8 bits each:
 
     float32   IEEE single precision, lossless
     half      IEEE half precision
@@ -13,7 +22,7 @@ Little-endian. Decoded values are float32; encoding them again gives the same by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from weft.errors import WeftError
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["float32", "half", "int8"]
 Chunk: TypeAlias = "npt.NDArray[Any]"
+Take: TypeAlias = "Callable[[int], npt.NDArray[np.uint8]]"  # the next bytes of a payload
 
 BLOCK = 32
 PORTION = 2**18  # values that are processed at once: they stay in a core's cache, and calls cost little
@@ -31,7 +41,12 @@ BIT_6, BIT_7 = 0x4040404040404040, -0x7F7F7F7F7F7F7F80  # in each of eight bytes
 LOWEST, HIGHEST = -120, 120  # exponents: 127 * 2^120 is still a float32, and so is 2^-120
 BELOW_ROUNDING_UP = 127.5 / 128
 
+ESCAPE = 255
+
 _WIDTH = {"float32": 4, "half": 2}  # bytes per value
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
 
 
 def length(count: int, precision: Precision) -> int:
@@ -144,3 +159,70 @@ def _in_blocks(values: torch.Tensor) -> torch.Tensor:
     """(blocks, 32), padded with zeros."""
     missing = -values.numel() % BLOCK
     return (torch.nn.functional.pad(values, (0, missing)) if missing else values).view(-1, BLOCK)
+
+
+# ---- positions: a ValueError for bytes that are not the one encoding -------------------------------------------------
+
+
+def mask_out(mask: npt.NDArray[np.bool_]) -> Chunk:
+    """Encode one bit per item."""
+    return np.packbits(mask, bitorder="little")
+
+
+def mask_in(take: Take, count: int) -> npt.NDArray[np.bool_]:
+    """Decode the bits of `count` items."""
+    bits = np.unpackbits(take(_mask_length(count)), bitorder="little").view(np.bool_)
+    if bits[count:].any():
+        raise ValueError("has a mask with bits beyond its end")
+    return bits[:count]
+
+
+def indices_out(size: int, indices: npt.NDArray[np.int32]) -> tuple[Literal["sparse-gaps", "sparse-mask"], list[Chunk]]:
+    """Encode the positions of a sparse tensor in the shorter of two ways."""
+    gaps = _gaps(indices)
+    if _mask_is_smaller(size, gaps):
+        mask = np.zeros(size, dtype=np.bool_)
+        mask[indices] = True
+        return "sparse-mask", [mask_out(mask)]
+    return "sparse-gaps", [np.minimum(gaps, ESCAPE).astype(np.uint8), gaps[gaps >= ESCAPE].astype("<u4")]
+
+
+def masked_in(take: Take, size: int, precision: Precision) -> tuple[Chunk, Chunk]:
+    """Decode the positions of a sparse tensor from a mask; return them and the bytes of the values."""
+    mask = mask_in(take, size)
+    values = take(length(int(np.count_nonzero(mask)), precision))  # before indices take eight times as much memory
+    indices = np.flatnonzero(mask)
+    if not _mask_is_smaller(size, _gaps(indices)):
+        raise ValueError("has a mask where gaps are not longer")
+    return indices, values
+
+
+def gaps_in(take: Take, size: int, count: int, precision: Precision) -> tuple[Chunk, Chunk]:
+    """Decode the positions of a sparse tensor from `count` gaps; return them and the bytes of the values."""
+    short = take(count)
+    large = short == ESCAPE
+    escaped = take(4 * int(np.count_nonzero(large))).view("<u4")
+    values = take(length(count, precision))
+    gaps = short.astype(np.int64)
+    gaps[large] = escaped
+    indices = np.cumsum(gaps + 1) - 1  # below 2**63: fewer than 2**31 gaps, each below 2**32
+    if indices.size and indices[-1] >= size:
+        raise ValueError(f"has the index {indices[-1]:,}, beyond its size {size:,}")
+    if escaped.size and escaped.min() < ESCAPE:
+        raise ValueError(f"has an escaped gap of {escaped.min()}, which needs no escape")
+    if _mask_is_smaller(size, gaps):
+        raise ValueError("has gaps where a mask is shorter")
+    return indices, values
+
+
+def _gaps(indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Number of positions skipped before each index: (count,), at least 0 because indices increase."""
+    return np.diff(indices, prepend=np.array(-1, dtype=indices.dtype)) - 1
+
+
+def _mask_is_smaller(size: int, gaps: npt.NDArray[Any]) -> bool:
+    return _mask_length(size) < gaps.size + 4 * int(np.count_nonzero(gaps >= ESCAPE))
+
+
+def _mask_length(count: int) -> int:
+    return (count + 7) // 8

@@ -5,14 +5,7 @@
     payload: the tensors, sorted by name, one after another
     CRC32 over everything before it, uint32
 
-Little-endian throughout. Bytes of a tensor in the payload (codec.py defines those of its values):
-
-    dense         values
-    rows          one bit per row (kept or not), values of the kept rows
-    sparse-gaps   one byte per value: the number of positions skipped before it; 255 stands for a larger gap, which is
-                  in the uint32 array that follows; then the values
-    sparse-mask   one bit per position, values
-                  (the shorter of the two; gaps if they tie)
+Little-endian throughout; codec.py defines the bytes of a tensor.
 
 Each message has exactly one encoding, and `decode` rejects any other bytes. The checksum protects against accidents
 only: anybody can compute one. So every claim is checked against the bytes that are present before memory is allocated
@@ -34,7 +27,21 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Val
 
 from weft.errors import WeftError, show
 from weft.lazy import np, torch
-from weft.wire.codec import Chunk, Precision, copied, count_nonzeros, length, values_in, values_out
+from weft.wire.codec import (
+    Chunk,
+    Precision,
+    Take,
+    copied,
+    count_nonzeros,
+    gaps_in,
+    indices_out,
+    length,
+    mask_in,
+    mask_out,
+    masked_in,
+    values_in,
+    values_out,
+)
 from weft.wire.tensors import LARGEST, Payload, Rows, Sparse, kept_size, same
 
 if TYPE_CHECKING:
@@ -47,7 +54,6 @@ CHECKSUM = struct.Struct("<I")
 LONGEST_HEADER = 2**20  # bytes
 MOST_ITEMS = 10_000  # tensors of a message, segments of a tensor, operations
 DEEPEST = 32  # levels of nesting in `fields`
-ESCAPE = 255
 
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
@@ -247,18 +253,13 @@ def _header_out(message: Message, precision: Precision, descriptions: list[dict[
 def _index_out(name: str, payload: Payload) -> tuple[dict[str, Any], list[Chunk], torch.Tensor]:
     """Description of a tensor, the chunks with the positions of its values, and the values."""
     if isinstance(payload, Rows):
-        kept = np.packbits(payload.kept.cpu().numpy(), bitorder="little")
-        return {"encoding": "rows", "segments": [list(segment) for segment in payload.segments]}, [kept], payload.values
+        segments = [list(segment) for segment in payload.segments]
+        return {"encoding": "rows", "segments": segments}, [mask_out(payload.kept.cpu().numpy())], payload.values
     if isinstance(payload, Sparse):
         indices = payload.indices.cpu().numpy()
-        gaps = _gaps(indices)
-        if _mask_is_smaller(payload.size, gaps):
-            mask = np.zeros(payload.size, dtype=np.bool_)
-            mask[indices] = True
-            chunks: list[Chunk] = [np.packbits(mask, bitorder="little")]
-            return {"encoding": "sparse-mask", "size": payload.size}, chunks, payload.values
-        chunks = [np.minimum(gaps, ESCAPE).astype(np.uint8), gaps[gaps >= ESCAPE].astype("<u4")]
-        return {"encoding": "sparse-gaps", "size": payload.size, "count": gaps.size}, chunks, payload.values
+        encoding, chunks = indices_out(payload.size, indices)
+        description = {"encoding": encoding, "size": payload.size}
+        return description | ({"count": indices.size} if encoding == "sparse-gaps" else {}), chunks, payload.values
     if payload.dtype != torch.float32 or payload.dim() != 1:
         raise ValueError(f"tensor {name!r} must be float32 with one dimension, got {payload.dtype} {payload.dim()}")
     return {"encoding": "dense", "size": payload.numel()}, [], payload
@@ -360,7 +361,10 @@ def _tensors(header: Header, payload: _Bytes) -> Iterator[_Tensor]:
         name, start = description.name, position
         if name <= before:
             _reject(f"tensor {name!r} is repeated or out of order")
-        count, values, make = _index_in(description, take, header.precision)
+        try:
+            count, values, make = _index_in(description, take, header.precision)
+        except ValueError as reason:
+            _reject(f"tensor {name!r} {reason}")
         yield _Tensor(name, position - start, count, values, make)
         before = name
     if position != payload.size:
@@ -368,55 +372,22 @@ def _tensors(header: Header, payload: _Bytes) -> Iterator[_Tensor]:
 
 
 def _index_in(
-    description: _Description, take: Callable[[int], _Bytes], precision: Precision
+    description: _Description, take: Take, precision: Precision
 ) -> tuple[int, _Bytes, Callable[[torch.Tensor], Payload]]:
     """Number of values of a tensor, their bytes, and the function that makes the payload of the decoded values."""
-    name = description.name
     if isinstance(description, _Rows):
         segments = tuple((rows, width) for rows, width in description.segments)
-        kept = copied(_mask_in(name, take, sum(rows for rows, _ in segments)), torch.bool)
+        kept = copied(mask_in(take, sum(rows for rows, _ in segments)), torch.bool)
         count = kept_size(segments, kept)
         return count, take(length(count, precision)), partial(Rows, segments, kept)
     size = description.size
-    if isinstance(description, _Gaps):
-        short = take(description.count)
-        large = short == ESCAPE
-        escaped = take(4 * int(np.count_nonzero(large))).view("<u4")
-        values = take(length(description.count, precision))
-        gaps = short.astype(np.int64)
-        gaps[large] = escaped
-        indices = np.cumsum(gaps + 1) - 1  # below 2**63: fewer than 2**31 gaps, each below 2**32
-        if indices.size and indices[-1] >= size:
-            _reject(f"tensor {name!r} has the index {indices[-1]:,}, beyond its size {size:,}")
-        if escaped.size and escaped.min() < ESCAPE:
-            _reject(f"tensor {name!r} has an escaped gap of {escaped.min()}, which needs no escape")
-        if _mask_is_smaller(size, gaps):
-            _reject(f"tensor {name!r} has gaps where a mask is shorter")
-    elif description.encoding == "sparse-mask":
-        mask = _mask_in(name, take, size)
-        indices = np.flatnonzero(mask)
-        values = take(length(indices.size, precision))
-        if not _mask_is_smaller(size, _gaps(indices)):
-            _reject(f"tensor {name!r} has a mask where gaps are not longer")
-    else:
+    if description.encoding == "dense":
         return size, take(length(size, precision)), lambda values: values
+    if isinstance(description, _Gaps):
+        indices, values = gaps_in(take, size, description.count, precision)
+    else:
+        indices, values = masked_in(take, size, precision)
     return indices.size, values, partial(Sparse, size, copied(indices, torch.int32))
-
-
-def _mask_in(name: str, take: Callable[[int], _Bytes], count: int) -> npt.NDArray[np.bool_]:
-    bits = np.unpackbits(take((count + 7) // 8), bitorder="little").view(np.bool_)
-    if bits[count:].any():
-        _reject(f"the mask of tensor {name!r} has bits beyond its end")
-    return bits[:count]
-
-
-def _gaps(indices: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Number of positions skipped before each index: (count,), at least 0 because indices increase."""
-    return np.diff(indices, prepend=np.array(-1, dtype=indices.dtype)) - 1
-
-
-def _mask_is_smaller(size: int, gaps: npt.NDArray[Any]) -> bool:
-    return (size + 7) // 8 < gaps.size + 4 * int(np.count_nonzero(gaps >= ESCAPE))
 
 
 def _reject(why: str) -> NoReturn:
