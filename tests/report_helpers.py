@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from weft.core.storage import State
+from weft.core import storage
+from weft.methods.fedweit.apd import APDTask
+from weft.methods.fedweit.fedweit import FedWeITClient
 from weft.report.facts import group
 from weft.report.page import page
 from weft.report.reading import read_runs
-from weft.wire.tensors import dense
+from weft.wire.tensors import Payload, dense
 
 Rows = list[dict[str, str]]
 
@@ -46,12 +48,19 @@ def rows(folder: Path, table: str) -> Rows:
         return list(csv.DictReader(file))
 
 
-def states(folder: Path) -> Iterator[tuple[int, State]]:
-    """Every client's state, loaded as the run itself would."""
+def state_of(folder: Path, client: int) -> FedWeITClient:
+    """A client's state, loaded as the run itself would."""
     checkpoints = folder / "checkpoints"
-    clients = json.loads((checkpoints / "manifest.json").read_text())["clients"]
-    for client, reference in clients.items():
-        yield int(client), State.load(checkpoints, reference)
+    state = FedWeITClient()
+    state.tasks.entry = APDTask
+    manifest = json.loads((checkpoints / "manifest.json").read_text())
+    return storage.load(state, checkpoints, manifest["clients"][str(client)])
+
+
+def states(folder: Path) -> Iterator[tuple[int, FedWeITClient]]:
+    clients = json.loads((folder / "checkpoints" / "manifest.json").read_text())["clients"]
+    for client in map(int, clients):
+        yield client, state_of(folder, client)
 
 
 def layers(folder: Path) -> list[tuple[str, slice, slice]]:
@@ -64,18 +73,14 @@ def layers(folder: Path) -> list[tuple[str, slice, slice]]:
     return found
 
 
-# how a state stores what a task left: as weft/report/states.py expects it
+def vector(payload: Payload) -> np.ndarray:
+    return dense(payload).numpy().astype(np.float64)
 
 
-def vector(state: State, key: str) -> np.ndarray:
-    """ "adaptive/TASK", "mask/TASK" or "foreign/CLIENT.TASK"."""
-    return dense(state.archive[key]).numpy().astype(np.float64)
-
-
-def attention(state: State, task: int) -> dict[str, np.ndarray]:
+def attention(state: FedWeITClient, task: int) -> dict[str, np.ndarray]:
     """Alpha of each layer, by foreign A ("CLIENT.TASK") of a task."""
-    keys = state.numbers[f"foreign/{task}"]
-    return dict(zip(keys, vector(state, f"attention/{task}").reshape(-1, len(keys)).T, strict=True))
+    keys, alphas = state.tasks[task].foreign, vector(state.tasks[task].attention)
+    return dict(zip(keys, alphas.reshape(-1, len(keys)).T, strict=True))
 
 
 def attention_sums(folder: Path, tasks: int) -> dict[tuple[int, int], float]:

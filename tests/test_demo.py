@@ -26,7 +26,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
     assert ": demo.html" in done.stdout
     assert data_of((folder / "demo.html").read_text())["groups"] == [
-        {"label": method, "colour": place} for place, method in enumerate(("fedweit", "fedavg", "stl"))
+        {"label": method, "color": place} for place, method in enumerate(("fedweit", "fedavg", "stl"))
     ]
     return done.stdout, {summary["method"]: summary for summary in summaries}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -11,11 +12,23 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import TINY, copy, summary_of, tiny
-from report_helpers import attention, attention_sums, data_of, figure, layers, page_of, rows, states, traces, vector
+from report_helpers import (
+    attention,
+    attention_sums,
+    data_of,
+    figure,
+    layers,
+    page_of,
+    rows,
+    state_of,
+    states,
+    traces,
+    vector,
+)
 
 import weft
 from weft import metrics
-from weft.core.storage import State
+from weft.core import storage
 from weft.report.charts.model import position
 from weft.report.charts.sharing import DIRECTIONS, TENSORS
 from weft.report.facts import comparisons, group, label
@@ -63,7 +76,7 @@ def test_density_is_that_of_the_states(finished):
         of_m = figure(data, f"density-m-0-{client}")["traces"][0]
         assert of_a["y"] == [name.removesuffix(".weight") for name, _, _ in parts]
         for task in range(TASKS):
-            adaptive, mask = vector(state, f"adaptive/{task}"), vector(state, f"mask/{task}")
+            adaptive, mask = vector(state.tasks[task].adaptive), vector(state.tasks[task].mask)
             for level, (_, span, row_span) in enumerate(parts):
                 expected = 100 * np.count_nonzero(adaptive[span]) / adaptive[span].size
                 assert of_a["z"][level][task] == pytest.approx(expected, rel=1e-6)
@@ -82,7 +95,7 @@ def test_attention_is_that_of_the_states(finished):
         for task in range(1, TASKS):
             found = attention(state, task)
             for key, alphas in found.items():
-                norms = [np.linalg.norm(vector(state, f"foreign/{key}")[span]) for _, span, _ in parts]
+                norms = [np.linalg.norm(vector(state.knowledge[key])[span]) for _, span, _ in parts]
                 cells, notes = shown.pop(f"task {task} from {key}")
                 assert cells == pytest.approx(list(alphas * len(found)), rel=1e-6)
                 assert notes == [f"alpha {a:.4f}, norm of A {n:.3f}" for a, n in zip(alphas, norms, strict=True)]
@@ -105,9 +118,9 @@ def test_another_state_gives_another_page(finished, tmp_path):
     folder = copy(finished, tmp_path / "run")
     manifest_file = folder / "checkpoints" / "manifest.json"
     manifest = json.loads(manifest_file.read_text())
-    state = State.load(folder / "checkpoints", manifest["clients"]["1"], owner="changed")
-    state.archive["attention/1"] = torch.full_like(state.archive["attention/1"], 0.25)
-    manifest["clients"]["1"] = state.save(folder / "checkpoints", "changed")
+    state = state_of(folder, 1)
+    state.tasks[1] = replace(state.tasks[1], attention=torch.full_like(state.tasks[1].attention, 0.25))
+    manifest["clients"]["1"] = storage.save(state, folder / "checkpoints", "changed")
     manifest_file.write_text(json.dumps(manifest))
     detail = figure(data_of(page_of(folder)), "helping-alpha-0-1")["traces"][0]
     assert {note.partition(",")[0] for row in detail["customdata"] for note in row} == {"alpha 0.2500"}

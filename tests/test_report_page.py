@@ -117,7 +117,7 @@ def test_plan_environment_and_incidents_are_there(data, finished):
     setup = data["html"]["setup"]
     assert "learning_rate" in setup
     assert json.loads((finished / "environment.json").read_text())["packages"]["torch"] in setup
-    assert "without an incident" in setup
+    assert "No incidents in 2 runs" in setup
 
 
 def _themes() -> dict[str, dict[str, str]]:

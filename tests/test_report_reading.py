@@ -67,7 +67,7 @@ def test_damaged_parts_are_named_and_left_out(finished, tmp_path):
     folder = copy(finished, tmp_path / "run")
     with (folder / "journal.jsonl").open("a") as file:
         file.write('{"at": 1, "event"\n{"half')
-    next((folder / "checkpoints").glob("*attention*")).write_bytes(b"nothing")
+    next((folder / "checkpoints").glob("client-*.tasks.1.safetensors")).write_bytes(b"nothing")
     run = read_run(folder)
     assert len(run.notes) == 2
     assert not run.densities

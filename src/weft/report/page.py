@@ -157,5 +157,4 @@ def _incidents(runs: Sequence[Run]) -> str:
     parts = [f"resumed {text.plural(resumed, 'time')}"] if resumed else []
     parts += [text.plural(len(kinds) - resumed, "other incident")] if len(kinds) > resumed else []
     parts += [f"{text.plural(unread, 'item')} could not be read"] if unread else []
-    what = "The run" if len(runs) == 1 else f"All {len(runs)} runs"
-    return f"{', '.join(parts).capitalize()}." if parts else f"{what} finished without an incident so far."
+    return f"{', '.join(parts).capitalize()}." if parts else f"No incidents in {text.plural(len(runs), 'run')}."

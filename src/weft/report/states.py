@@ -87,27 +87,8 @@ class StoredTask(NamedTuple):
     foreign: Sequence[str]  # keys of the A's that attention is for
 
 
-def tables_of(folder: Path, reference: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """The tables of one client's state; `reference` is its entry in the manifest."""
-    if "archive" not in reference:
-        return dict(reference["tables"])
-    # untyped state, until the typed one has landed: one file for each thing that a task left
-    archive, numbers = reference["archive"], read_numbers(folder / reference["file"][0])
-    tasks = [key.partition("/")[2] for key in archive if key.startswith("adaptive/")]
-    names = ("adaptive", "mask", "attention")
-    files = {task: {name: archive.get(f"{name}/{task}") for name in names} for task in tasks}
-    foreign = {task: numbers.get(f"foreign/{task}", []) if files[task]["attention"] else [] for task in tasks}
-    knowledge = {key.partition("/")[2]: archive[key] for key in archive if key.startswith("foreign/")}
-    return {"tasks": {task: (files[task], foreign[task]) for task in tasks}, "knowledge": knowledge}
-
-
 def read_task(folder: Path, mark: FileMark) -> StoredTask | None:
     """None for a method without A and m."""
-    if isinstance(mark[0], Mapping):
-        files, keys = mark
-        empty: Any = np.empty(0, np.float32)
-        found: list[Any] = [read_foreign(folder, each) if each else empty for each in files.values()]
-        return StoredTask(found[0], found[1], found[2], keys)
     tensors, metadata = _read_file(folder, mark)
     if "mask" not in tensors or not tensors["mask"].size:
         return None
@@ -145,19 +126,6 @@ def _read_file(folder: Path, mark: FileMark) -> tuple[dict[str, Any], dict[str, 
     return tensors, metadata
 
 
-def read_numbers(path: Path) -> dict[str, Any]:
-    """The JSON of a state, from the header of its file; the tensors are not read."""
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(min(length, path.stat().st_size)))  # a damaged file may claim any length
-        metadata = header["__metadata__"]
-        values: dict[str, Any] = json.loads(metadata.get("values") or metadata["numbers"])
-    except (OSError, ValueError, KeyError) as error:
-        raise WeftError(f"the checkpoint is incomplete: {path} cannot be read ({error})") from None
-    return values
-
-
 # ---- values by layer -------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +153,7 @@ class StateReader:
         densities, attention = [], []
         clients = manifest.get("clients", {})
         for client in sorted(map(int, clients)):
-            tables = tables_of(self._folder, clients[str(client)])
+            tables = clients[str(client)]["tables"]
             for task in sorted(map(int, tables["tasks"])):
                 found = self._task(tables["tasks"][str(task)])
                 if found is None:

@@ -30,8 +30,6 @@ DIRECTIONS = {"c2s": "up", "s2c": "down"}
 TENSORS = {  # meaning and color of the tensors in the ledger
     "weights up": ("weights of the client", 0),
     "weights down": ("weights of the server", 7),
-    "base": ("weights of the client", 0),
-    "global": ("weights of the server", 7),
     "adaptive": ("A, once a task", 1),
     "foreign": ("foreign A's, once a task", 3),
     "biases": ("biases", 5),
