@@ -50,46 +50,25 @@ def test_the_seed_assigns_tasks_to_clients(small_data, name):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_sizes_and_shapes(small_data, name):
+def test_images_and_labels_are_those_of_the_dataset(small_data, name):
+    """No image is in two splits or at two clients; every class is in every split."""
     scenario = build(name)
     assert (scenario.clients, scenario.tasks) == SHAPES[name]
+    seen: Counter[tuple[str, int]] = Counter()
     for task in itertools.chain(*scenario.sequences):
-        for split_name in SPLITS:
-            split = task.load(split_name)
-            assert split.images.dtype == np.uint8
-            assert split.images.shape == (task.sizes[split_name], 32, 32, 3)
-            assert split.labels.shape == (task.sizes[split_name],)
-            assert len(set(split.labels)) == min(
-                len(task.classes), task.sizes[split_name]
-            )  # every class in every split
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_no_image_is_used_twice(small_data, name):
-    """Not in two splits of a task, and not at two clients."""
-    seen = Counter(
-        (task.group, int(number))
-        for task in itertools.chain(*build(name).sequences)
-        for split_name in SPLITS
-        for number in index_of(task.load(split_name).images)
-    )
-    assert max(seen.values()) == 1
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_labels_are_those_of_the_dataset(small_data, name):
-    for task in build(name).sequences[0]:
         dataset = cache.load(task.group)
-        split = task.load("valid")
-        expected = [dataset.class_name(index) for index in dataset.y[index_of(split.images)]]
-        assert expected == [task.classes[label] for label in split.labels]
-
-
-@pytest.mark.parametrize("name", SHAPES)
-def test_normalization_is_that_of_the_dataset(small_data, name):
-    for task in itertools.chain(*build(name).sequences):
         expected = NORMALIZATION.get(task.group, ((100, 90, 80), (50, 51, 52)))  # stored with the faces
         assert (task.mean, task.deviation) == expected
+        for split_name, size in task.sizes.items():
+            split = task.load(split_name)
+            assert split.images.dtype == np.uint8
+            assert split.images.shape == (size, 32, 32, 3)
+            assert len(set(split.labels)) == min(len(task.classes), size)
+            indices = index_of(split.images)
+            labels = [dataset.class_name(label) for label in dataset.y[indices]]
+            assert labels == [task.classes[label] for label in split.labels]
+            seen.update((task.group, int(index)) for index in indices)
+    assert max(seen.values()) == 1
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -169,27 +148,30 @@ def test_the_lists_of_tasks(small_data, name, lists):
 
 
 def test_every_seed_has_the_same_tasks(small_data):
-    known = [
-        {
-            task.name: (task.classes, task.sizes)
-            for sequence in build("noniid-35", seed=seed).sequences
-            for task in sequence
-        }
-        for seed in (0, 1)
-    ]
-    assert known[0] == known[1]
+    first, second = (itertools.chain(*build("noniid-35", seed=seed).sequences) for seed in (0, 1))
+    known, same = ({task.name: (task.classes, task.sizes) for task in tasks} for tasks in (first, second))
+    assert known == same
 
 
-def splits_of(dataset, index):
+def splits_of(dataset, label):
     """The split of each image of a class."""
-    return {int(place): split_name for split_name, places in split_class(dataset, index).items() for place in places}
+    return {int(index): split for split, indices in split_class(dataset, label).items() for index in indices}
+
+
+def assert_together(dataset, label, key_of):
+    """Images with the same key are in one split; returns the split of each key."""
+    found = splits_of(dataset, label)
+    of_key = {key_of(index): split for index, split in found.items()}
+    assert all(of_key[key_of(index)] == split for index, split in found.items())
+    assert set(found.values()) == set(SPLITS)
+    return of_key
 
 
 def tracked(folder, frames):
     """Traffic signs that all have a track, with `frames` images each."""
     arrays = small_dataset("traffic_signs")
-    for index in range(43):
-        mine = np.flatnonzero(arrays["y"] == index)
+    for label in range(43):
+        mine = np.flatnonzero(arrays["y"] == label)
         arrays["track"][mine] = np.arange(len(mine)) // frames
     cache.write(folder, "traffic_signs", arrays)
     return cache.load("traffic_signs", folder)
@@ -197,36 +179,30 @@ def tracked(folder, frames):
 
 def test_a_track_is_never_divided(tmp_path):
     dataset = tracked(tmp_path, frames=5)
-    for index in range(43):
-        found = splits_of(dataset, index)
-        of_track = {int(dataset.extra["track"][place]): split_name for place, split_name in found.items()}
-        assert all(of_track[int(dataset.extra["track"][place])] == split_name for place, split_name in found.items())
-        assert set(of_track.values()) == set(SPLITS)
+    for label in range(43):
+        assert_together(dataset, label, lambda index: int(dataset.extra["track"][index]))
 
 
 def test_images_without_a_track_are_the_test_images(small_data):
     """Their near copies are unknown."""
     dataset = cache.load("traffic_signs")
     assert (dataset.extra["track"] < 0).any()
-    for index in range(43):
-        found = splits_of(dataset, index)
-        assert all((dataset.extra["track"][place] < 0) == (split_name == "test") for place, split_name in found.items())
+    for label in range(43):
+        found = splits_of(dataset, label)
+        assert all((dataset.extra["track"][index] < 0) == (split == "test") for index, split in found.items())
         assert set(found.values()) == set(SPLITS)
 
 
 def test_copies_of_an_image_are_in_one_split(tmp_path):
     arrays = small_dataset("notmnist")
-    for index in range(10):
-        mine = np.flatnonzero(arrays["y"] == index)
+    for label in range(10):
+        mine = np.flatnonzero(arrays["y"] == label)
         arrays["x"][mine[1::3]] = arrays["x"][mine[::3]]  # every third image twice
     cache.write(tmp_path, "notmnist", arrays)
     dataset = cache.load("notmnist", tmp_path)
-    for index in range(10):
-        found = splits_of(dataset, index)
-        of_image = {dataset.x[place].tobytes(): split_name for place, split_name in found.items()}
-        assert len(of_image) == PER_CLASS * 2 // 3
-        assert all(of_image[dataset.x[place].tobytes()] == split_name for place, split_name in found.items())
-        assert [list(found.values()).count(split_name) for split_name in SPLITS] == [21, 6, 3]
+    for label in range(10):
+        assert len(assert_together(dataset, label, lambda index: dataset.x[index].tobytes())) == PER_CLASS * 2 // 3
+        assert [len(indices) for indices in split_class(dataset, label).values()] == [21, 6, 3]
     arrays["x"][:] = 0
     cache.write(tmp_path / "blank", "notmnist", arrays)
     with pytest.raises(WeftError, match=r"class 3 of notmnist has 1 different images, too few .* test images"):
@@ -267,18 +243,20 @@ def test_splits_are_near_their_shares(small_data, tmp_path):
 
 def test_few_large_tracks_leave_no_split_empty(tmp_path):
     dataset = tracked(tmp_path, frames=10)
-    for index in range(43):
-        found = split_class(dataset, index)
-        assert [len(found[split_name]) for split_name in SPLITS] == [10, 10, 10]
-    dataset.extra["track"][:] = 0
-    with pytest.raises(WeftError, match=r"class 3 of traffic_signs has 1 tracks, too few .* test images"):
-        split_class(dataset, 3)
-    dataset.extra["track"][::2] = -1
-    with pytest.raises(WeftError, match=r"class 3 of traffic_signs has 1 tracks, too few .* valid images"):
-        split_class(dataset, 3)
-    dataset.extra["track"][:] = -1
-    with pytest.raises(WeftError, match=r"class 3 of traffic_signs has 0 tracks, too few .* train images"):
-        split_class(dataset, 3)
+    for label in range(43):
+        assert [len(indices) for indices in split_class(dataset, label).values()] == [10, 10, 10]
+    tracks = dataset.extra["track"]
+    for change, count, absent in (
+        (slice(0, 0), 1, "test"),
+        (slice(None, None, 2), 1, "valid"),
+        (slice(None), 0, "train"),
+    ):
+        tracks[:] = 0
+        tracks[change] = -1
+        with pytest.raises(
+            WeftError, match=rf"class 3 of traffic_signs has {count} tracks, too few .* {absent} images"
+        ):
+            split_class(dataset, 3)
 
 
 # ---- interference ----------------------------------------------------------------------------------------------------
@@ -388,10 +366,9 @@ def test_the_sizes_of_the_paper(clients, sizes):
 @real
 def test_no_image_of_cifar100_is_at_two_clients():
     seen: Counter[bytes] = Counter()
-    for sequence in build("overlapped-cifar100", 5, 20).sequences:
-        for task in sequence:
-            for split_name in SPLITS:
-                seen.update(image.tobytes() for image in task.load(split_name).images)
+    for task in itertools.chain(*build("overlapped-cifar100", 5, 20).sequences):
+        for split_name in SPLITS:
+            seen.update(image.tobytes() for image in task.load(split_name).images)
     assert seen.total() == 60_000
     assert seen.total() - len(seen) < 50  # the dataset has a few images twice
 
@@ -401,11 +378,7 @@ def test_no_image_of_cifar100_is_at_two_clients():
 def test_no_letter_of_the_real_notmnist_is_in_two_splits():
     dataset = cache.load("notmnist")
     for index in range(10):
-        images = {
-            split_name: {dataset.x[place].tobytes() for place in mine}
-            for split_name, mine in split_class(dataset, index).items()
-        }
-        assert len(set.union(*images.values())) == sum(map(len, images.values()))
+        assert_together(dataset, index, lambda place: dataset.x[place].tobytes())
 
 
 @pytest.mark.data
