@@ -256,7 +256,7 @@ def test_code_that_an_untrusted_file_names_does_not_run(key, mlp_run, tmp_path):
         (["predict", "model.onnx", "a.png"], "there is no file model.onnx"),
         (["predict", "bad.onnx", "a.png"], "is not a model that weft export wrote"),
         (["predict", "bad.safetensors", "a.png"], "is not a model that weft export wrote"),
-        (["predict", "good.safetensors", "bad.onnx"], "bad.onnx cannot be read as a picture"),
+        (["predict", "good.safetensors", "bad.onnx"], "bad.onnx cannot be read as an image"),
     ],
 )
 def test_errors_are_one_line(mlp_run, tmp_path, command, words, said):

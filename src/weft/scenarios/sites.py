@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,8 +75,8 @@ def at_site(plan: PlanType, site: Path) -> PlanType:
 
 def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
     assert isinstance(options, Options)
-    if folder := options.folder or os.environ.get("WEFT_SITE"):
-        site = Path(folder)
+    if options.folder:
+        site = Path(options.folder)
         known = tuple(_load_task(site, index) for index in range(len(listed(site))))
         return Scenario("sites", (known,) * clients)
     return Scenario("sites", (tuple(_unknown(task) for task in range(tasks)),) * clients)
