@@ -8,6 +8,7 @@ the right shape and density, on which a step does the same work.
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import sys
@@ -20,16 +21,17 @@ from unittest import mock
 import torch
 
 from weft.core import client as core_client
-from weft.core import training
-from weft.core.client import Runtime as Runtime
-from weft.core.loop import SERVER_MEMORY, Federation
-from weft.core.optimizers import forget_optimizer, make_optimizer
-from weft.core.storage import Archive, State
-from weft.engines.host import Host, keep_memory
+from weft.core import storage, training
+from weft.core.client import KNOWLEDGE, Runtime, begin, end
+from weft.core.exchange import SERVER_MEMORY
+from weft.core.loop import Federation
+from weft.core.updates import RoundUpdates
+from weft.engines.host import ClientHost, keep_memory
 from weft.engines.workers import ENVIRONMENT as WORKER_ENVIRONMENT
 from weft.methods.fedweit.fedweit import FedWeIT
 from weft.methods.fedweit.formulas import largest, rows_in_turn
-from weft.methods.method import TaskContext, initial_body
+from weft.methods.method import Download, LocalTraining, RoundContext, ServerContext, TaskContext, Update, initial_body
+from weft.methods.state import ClientState
 from weft.networks.flat import Layout, Network
 from weft.plan import Plan
 from weft.randomness import generator
@@ -53,7 +55,7 @@ def prepare_process() -> None:
 
 
 def layout_of(runtime: Runtime) -> Layout:
-    return runtime.lesson(0, 0).layout
+    return runtime.context(0, 0).layout
 
 
 class ReplyCounter:
@@ -76,10 +78,10 @@ LOOP = (Federation, "run")
 PLACES: dict[str, list[tuple[Any, str]]] = {
     "training": [(training, "train_round")],
     "encoding": [(wire_message, name) for name in ("encode", "decode", "weigh")],
-    # the rest of a client's work, a round's copy of the state into the network and back, and checkpoints
-    "state": [(Host, "answer"), (FedWeIT, "open"), (FedWeIT, "close"), (Session, "save")],
-    "evaluation": [(core_client, "test"), (Network, "measure")],
-    "aggregation": [(FedWeIT, name) for name in ("brief", "aggregate", "collect")],
+    # the rest of a client's work, the preparation of a round, and checkpoints
+    "state": [(ClientHost, "answer"), (FedWeIT, "prepare"), (Session, "save")],
+    "evaluation": [(core_client, "evaluate"), (Network, "measure")],
+    "aggregation": [(FedWeIT, "configure"), (FedWeIT, "aggregate")],
     "images": [(Runtime, "_load")],  # drawn when a task begins
 }
 
@@ -147,82 +149,76 @@ def holders(owner: Any, name: str) -> list[Any]:
 class BenchClient:
     """A client that has just begun a task."""
 
-    def __init__(self, runtime: Runtime, task: int, state: State | None = None):
+    def __init__(self, runtime: Runtime, task: int, state: ClientState | None = None):
         """`state`: of the client before the task, which is copied; None: a new client."""
-        self.runtime, self._lesson = runtime, runtime.learning(0, task)
+        self.runtime, self._ctx = runtime, runtime.training_context(0, task)
         self.batch_size = runtime.plan.batch_size
-        self.state = _new_state(runtime, self._lesson) if state is None else copy_of(state)
-        runtime.method.begin(self.state, self._lesson)
-        self.state.numbers["schedule"] = training.begin_schedule(runtime.method.first_rate(runtime.plan, task))
+        self.state: Any = _new_client(runtime, self._ctx) if state is None else copy_of(state)
+        begin(runtime, self.state, self._ctx)
 
-    def receive(self, knowledge: list[Payload]) -> None:
+    def receive(self, knowledge: list[Sparse]) -> None:
         """Receive A's of client 1 as in a run: encoded, in the first message of a task."""
         keys = [f"1.{task}" for task in range(len(knowledge))]
-        tensors = {f"foreign/{key}": adaptive for key, adaptive in zip(keys, knowledge, strict=True)}
-        task = self._lesson.step
-        message = Message("server", "client-0", "bench", ("receive",), task, 0, tensors, {"foreign": keys})
-        received = decode(encode(message, self.runtime.plan.wire))
-        self.runtime.method.receive(self.state, received, self._lesson)
+        tensors: dict[str, Payload] = {f"{KNOWLEDGE}{key}": one for key, one in zip(keys, knowledge, strict=True)}
+        sent = Message("server", "client-0", "bench", ("receive",), self._ctx.task, 0, tensors, {"foreign": keys})
+        received = decode(encode(sent, self.runtime.plan.wire))
+        self.state.knowledge.update({key: received.tensors[f"{KNOWLEDGE}{key}"] for key in keys})
+        self.runtime.method.receive(self.state, Download(fields=received.fields), self._ctx)
 
     @contextlib.contextmanager
     def training_round(self) -> Iterator[Callable[[torch.Tensor, torch.Tensor], float]]:
         """A round without validation: yields a function that trains on a batch of images and labels."""
-        method = self.runtime.method
-        work = method.open(self.state, self._lesson)
-        optimizer = make_optimizer(self.runtime.plan, work, self.state)
-        rate = self.state.numbers["schedule"]["rate"]
-        yield lambda images, labels: training.train_step(method, work, optimizer, images, labels, rate)
-        method.close(self.state, work)
-        optimizer.remember(self.state)
+        state = self.state
+        local = LocalTraining.plain(state, self._ctx)
+        self.runtime.method.prepare(local, state, self._ctx)
+        optimizer = training.make_optimizer(self.runtime.plan, local, state.optimizer)
+        yield lambda images, labels: training.train_step(local, optimizer, images, labels, state.rate.rate)
+        for callback in local.on_end:
+            callback()
+        state.optimizer = optimizer.state()
 
 
-def _new_state(runtime: Runtime, lesson: TaskContext) -> State:
-    state = State()
-    runtime.method.join(state, lesson)
+def _new_client(runtime: Runtime, ctx: TaskContext) -> ClientState:
+    state = runtime.new_client()
+    state.start(ctx, runtime.method.options)
     return state
 
 
-def copy_of(state: State) -> State:
-    """An independent copy; entries of the archive never change and are shared."""
-    archive = Archive()
-    archive.update(state.archive)
-    tensors = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in state.tensors.items()}
-    return State(tensors, dict(state.numbers), archive)
+def copy_of(state: ClientState) -> ClientState:
+    """An independent copy; entries of tables never change and are shared."""
+    entries = [*state.tasks.values(), *state.knowledge.values()]
+    return copy.deepcopy(state, {id(entry): entry for entry in entries})
 
 
-def _finished_tasks(runtime: Runtime, client: int, count: int) -> Iterator[tuple[int, State, TaskContext]]:
+def _finished_tasks(runtime: Runtime, client: int, count: int) -> Iterator[tuple[int, ClientState, TaskContext]]:
     """The number of finished tasks and the state of a client after each task, with random values for trained ones."""
-    method = runtime.method
-    state = _new_state(runtime, runtime.lesson(client, 0))
-    values = generator(runtime.plan.seed, "bench", client).standard_normal(
-        state.tensor("base").numel(), dtype="float32"
-    )
+    state: Any = _new_client(runtime, runtime.context(client, 0))
+    values = generator(runtime.plan.seed, "bench", client).standard_normal(len(state.weights), dtype="float32")
     noise = torch.from_numpy(values)
     for task in range(count):
-        lesson = runtime.lesson(client, task)
-        method.begin(state, lesson)
-        schedule = training.begin_schedule(method.first_rate(runtime.plan, task))
-        state.numbers["schedule"] = {**schedule, "epochs": 1}  # as if trained
-        for name, deviation in (("mask", 1.0), ("adaptive", 1e-2)):
-            shifted = noise[: state.tensor(name).numel()].roll(SHIFT * task)  # drawing takes longer than all the rest
-            state.tensors[name] = state.tensor(name) + deviation * shifted
-        method.finish(state, lesson)
-        forget_optimizer(state)
-        yield task + 1, state, lesson
+        ctx = runtime.context(client, task)
+        begin(runtime, state, ctx)
+        state.rate.epochs = 1  # as if trained
+        # rotated, since drawing takes longer than all the rest
+        state.mask = state.mask + noise[: len(state.mask)].roll(SHIFT * task)
+        state.adaptive = state.adaptive + 1e-2 * noise.roll(SHIFT * task)
+        end(runtime, state, ctx)
+        yield task + 1, state, ctx
 
 
-def states_before(runtime: Runtime, tasks: set[int]) -> dict[int, State]:
+def states_before(runtime: Runtime, tasks: set[int]) -> dict[int, ClientState]:
     """The state of client 0 before each of these tasks."""
-    states = {0: _new_state(runtime, runtime.lesson(0, 0))}
+    states = {0: _new_client(runtime, runtime.context(0, 0))}
     for finished, state, _ in _finished_tasks(runtime, 0, max(tasks)):
         if finished in tasks:
             states[finished] = copy_of(state)
     return states
 
 
-def task_knowledge(runtime: Runtime, count: int) -> list[Payload]:
+def task_knowledge(runtime: Runtime, count: int) -> list[Sparse]:
     """The A's that client 1 uploads after its first tasks."""
-    return [runtime.method.give(state, lesson)["adaptive"] for _, state, lesson in _finished_tasks(runtime, 1, count)]
+    shared = [runtime.method.share_task(state, ctx)["adaptive"] for _, state, ctx in _finished_tasks(runtime, 1, count)]
+    return [adaptive for adaptive in shared if isinstance(adaptive, Sparse)]
 
 
 # ---- the server ------------------------------------------------------------------------------------------------------
@@ -232,40 +228,41 @@ class BenchServer:
     """The server's half of the method; what exceeds its share of memory goes to `folder`."""
 
     def __init__(self, runtime: Runtime, folder: Path | None = None):
-        lesson = runtime.lesson(0, 0)
-        self._runtime = runtime
-        self.state = State(archive=Archive(folder, owner="server"))
-        initial = initial_body(lesson.network, runtime.plan.seed)
-        runtime.method.open_server(self.state, initial, lesson.layout, runtime.plan)
+        self._method, self._plan = runtime.method, runtime.plan
+        ctx = runtime.context(0, 0)
+        self._ctx = ServerContext(runtime.plan, ctx.layout, initial_body(ctx.network, runtime.plan.seed))
+        self.state: Any = self._method.Server()
+        self.state.start(self._ctx, self._method.options)
+        if folder is not None:
+            storage.attach(self.state, folder)
 
-    def aggregate(self, replies: list[Message]) -> None:
-        self._runtime.method.aggregate(self.state, replies)
+    def aggregate(self, updates: list[Update]) -> None:
+        self._method.aggregate(self.state, RoundUpdates(updates, voters=len(updates)), self._ctx)
 
     def store(self, task: int, adaptive: Sparse) -> None:
         """Store the A of a task of client 1."""
-        reply = Message("client-1", "server", "bench", (), task, 0, {"adaptive": adaptive})
-        self._runtime.method.collect(self.state, 1, task, reply)
-        self.state.archive.spill(SERVER_MEMORY)
+        self.aggregate([Update(1, task, {}, {"adaptive": adaptive}, {}, None, received=True)])
+        storage.spill(self.state, SERVER_MEMORY, "server")
 
     def sample(self, client: int, task: int) -> None:
         """Configure the first round of a task, with A's from the knowledge base."""
-        self._runtime.method.brief(self.state, client, task, True, self._runtime.plan)
-        self.state.archive.spill(SERVER_MEMORY)
+        self._method.configure(self.state, client, RoundContext(self._plan, task, first=True))
+        storage.spill(self.state, SERVER_MEMORY, "server")
 
     @property
     def memory_bytes(self) -> int:
-        return self.state.archive.nbytes
+        return storage.state_bytes(self.state.knowledge)
 
 
-def make_replies(runtime: Runtime, count: int) -> list[Message]:
+def make_updates(runtime: Runtime, count: int) -> list[Update]:
     """Replies of clients after a round: the same rows of different bases."""
-    layout, replies = layout_of(runtime), []
+    layout, updates = layout_of(runtime), []
     for client in range(count):
         rng = generator(runtime.plan.seed, "bench", "reply", client)
         base = torch.from_numpy(rng.standard_normal(layout.weights, dtype="float32"))
         rows = Rows.of(base, layout.segments, rows_in_turn(layout, 0, runtime.plan.method_options["keep"]))
-        replies.append(Message(f"client-{client}", "server", "bench", (), 0, 0, {"base": rows}, {"examples": 200}))
-    return replies
+        updates.append(Update(client, 0, {"weights": rows}, {}, {"examples": 200}, {}, received=True))
+    return updates
 
 
 def payloads(plan: Plan) -> dict[str, Payload]:

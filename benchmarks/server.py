@@ -12,7 +12,7 @@ from weft.plan import Plan
 from weft.randomness import generator
 from weft.wire.tensors import Sparse, nbytes
 
-from .internals import BenchServer, Runtime, layout_of, make_replies
+from .internals import BenchServer, Runtime, layout_of, make_updates
 from .timing import Progress, quartiles, seconds_of
 
 DIFFERENT = 16  # distinct replies: 60 MB, more than the caches hold; a thousand replies repeat them
@@ -25,7 +25,7 @@ def measure(
     runtime = Runtime(Plan(**plan, device="cpu"))
     results: dict[str, Any] = {"aggregation": {}, "knowledge_base": {}, "different_replies": DIFFERENT}
     total, done = len(messages) + len(entries) + 1, 0
-    distinct = make_replies(runtime, DIFFERENT)
+    distinct = make_updates(runtime, DIFFERENT)
     server = BenchServer(runtime)
     for count in messages:
         replies = [distinct[index % DIFFERENT] for index in range(count)]

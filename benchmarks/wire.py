@@ -17,7 +17,7 @@ def measure(plan: dict[str, Any], passes: int, progress: Progress) -> dict[str, 
     results: dict[str, Any] = {}
     forms = payloads(chosen)
     for name, payload in forms.items():
-        message = Message("client-0", "server", "bench", (), 0, 0, {"base": payload})
+        message = Message("client-0", "server", "bench", (), 0, 0, {"weights": payload})
         encoded = encode(message, chosen.wire)
         contenders = {
             "encode": partial(seconds_of, encode, message, chosen.wire),

@@ -81,30 +81,30 @@ def test_a_client_at_its_fourth_task_has_three_finished_tasks_and_foreign_knowle
     before = internals.states_before(runtime, {0, 3})
     client = internals.BenchClient(runtime, 3, before[3])
     client.receive(knowledge)
-    archive = client.state.archive
-    assert {key for key in archive if key.startswith("adaptive/")} == {f"adaptive/{task}" for task in range(3)}
-    assert not torch.equal(archive["mask/0"], archive["mask/1"])
-    assert client.state.numbers["learned"] == [0, 1, 2]
-    assert client.state.numbers["foreign"] == ["1.0", "1.1"]
-    assert torch.equal(archive["foreign/1.1"].indices, knowledge[1].indices)
-    torch.testing.assert_close(archive["foreign/1.1"].values, arriving(knowledge[1].values, runtime.plan.wire))
-    assert "foreign/1.1" not in before[3].archive  # the next contender starts from this state too
-    assert not before[0].archive
+    state = client.state
+    assert list(state.tasks) == [0, 1, 2]
+    assert all(isinstance(task.adaptive, Sparse) for task in state.tasks.values())
+    assert not torch.equal(state.tasks[0].mask, state.tasks[1].mask)
+    assert (state.started, state.finished, state.foreign) == (3, 2, ["1.0", "1.1"])
+    assert torch.equal(state.knowledge["1.1"].indices, knowledge[1].indices)
+    torch.testing.assert_close(state.knowledge["1.1"].values, arriving(knowledge[1].values, runtime.plan.wire))
+    assert not before[3].knowledge  # the next contender starts from this state too
+    assert not before[0].tasks
 
-    base = client.state.tensor("base").clone()
+    weights = state.weights.clone()
     with client.training_round() as train:
         assert np.isfinite(train(*runtime.batches(0, 0, "train").take(slice(0, 10))))
-    assert not torch.equal(client.state.tensor("base"), base)
+    assert not torch.equal(state.weights, weights)
 
 
 def test_the_server_merges_replies_of_equal_rows():
     runtime = internals.Runtime(Plan(**TINY))
-    merging, replies = internals.BenchServer(runtime), internals.make_replies(runtime, 4)
-    before = merging.state.tensors["global"].values.clone()
-    merging.aggregate(replies)
-    after = merging.state.tensors["global"].values
+    merging, updates = internals.BenchServer(runtime), internals.make_updates(runtime, 4)
+    before = merging.state.weights.values.clone()
+    merging.aggregate(updates)
+    after = merging.state.weights.values
     assert not torch.equal(after[: len(before)], before[: len(after)])
-    first, second, *_ = (reply.tensors["base"] for reply in replies)
+    first, second, *_ = (update.tensors["weights"] for update in updates)
     assert torch.equal(first.kept, second.kept)
     assert not torch.equal(first.values, second.values)
 

@@ -15,10 +15,12 @@ from PIL import Image
 
 import weft
 from weft import networks
-from weft.core.client import World
+from weft.core import storage
+from weft.core.client import Runtime
 from weft.export.files import FORMATS, open_model, write
 from weft.export.model import TaskModel, task_from_run
 from weft.networks.lenet import LeNet
+from weft.runs.folder import read_manifest
 
 pytest_plugins = ["cli_helpers"]
 
@@ -52,18 +54,15 @@ def mlp_run(tmp_path_factory):
     return make(tmp_path_factory.mktemp("export") / "run", network="mlp")
 
 
-def library_logits(folder, client, step, count=100):
+def library_logits(folder, client, task, count=100):
     """Test images, and their logits as weft computes them."""
-    world = World(weft.Plan.load(folder / "plan.toml"))
-    from weft.core.storage import State
-    from weft.runs.folder import read_manifest
-
+    runtime = Runtime(weft.Plan.load(folder / "plan.toml"))
     reference = read_manifest(folder / "checkpoints")["clients"][str(client)]
-    lesson = world.lesson(client, step)
-    world.method.answer_for(State.load(folder / "checkpoints", reference), step, lesson)
-    batches = world.batches(client, step, "test")
+    ctx = runtime.context(client, task)
+    runtime.method.load_task(storage.load(runtime.new_client(), folder / "checkpoints", reference), task, ctx)
+    batches = runtime.batches(client, task, "test")
     with torch.no_grad():
-        logits = lesson.network.logits(batches.take(slice(0, count))[0])
+        logits = ctx.network.logits(batches.take(slice(0, count))[0])
     return batches.images[:count].numpy(), logits.numpy()
 
 
@@ -145,8 +144,8 @@ def test_the_same_predictions_without_weft(lenet_run, elsewhere, tmp_path, kind,
     assert (found["logits"].argmax(1) == logits.argmax(1)).all()
     np.testing.assert_allclose(found["logits"], logits, atol=1e-4)
     np.testing.assert_allclose(found["predictions"].sum(1), 1, atol=1e-5)
-    world = World(weft.Plan.load(lenet_run / "plan.toml"))
-    assert tuple(found["classes"].tolist()) == world.task(1, 0).classes
+    runtime = Runtime(weft.Plan.load(lenet_run / "plan.toml"))
+    assert tuple(found["classes"].tolist()) == runtime.task(1, 0).classes
 
 
 @pytest.mark.slow
@@ -187,8 +186,7 @@ def test_other_networks_methods_and_losses(tmp_path, case):
         if "scenario" not in NETWORKS[case] or not key.startswith("scenario.")
     }
     weft.run(weft.Plan(**words), tmp_path / "run")
-    step = words["tasks"] - 1
-    exported = task_from_run(tmp_path / "run", 0, step)
+    exported = task_from_run(tmp_path / "run", 0, words["tasks"] - 1)
     for kind in FORMATS:
         write(exported, tmp_path / f"model.{kind}", kind)  # compares it with the run
         predict, metadata = open_model(tmp_path / f"model.{kind}", trusted=True)
