@@ -141,7 +141,7 @@ def test_every_plan_of_a_page_is_valid() -> None:
 def test_the_plan_page_names_every_key_and_option() -> None:
     text = (ROOT / "docs" / "plans.md").read_text(encoding="utf-8")
     keys = [field.alias or key for key, field in Plan.model_fields.items() if not key.endswith("_options")]
-    options = {key for name in METHODS for key in class_of(name).options_class.model_fields}
+    options = {key for name in METHODS for key in class_of(name).Options.model_fields}
     options |= {key for name in SCENARIOS for key in builder_of(name).Options.model_fields}
     options |= {key for options in NETWORKS.values() for key in options.model_fields}
     missing = [key for key in [*keys, *sorted(options)] if not re.search(rf"`{key}[`=]", text)]
@@ -150,7 +150,7 @@ def test_the_plan_page_names_every_key_and_option() -> None:
 
 def test_fidelity_names_only_options_that_exist() -> None:
     text = (ROOT / "FIDELITY.md").read_text(encoding="utf-8")
-    known = {f"method.{key}" for name in METHODS for key in class_of(name).options_class.model_fields}
+    known = {f"method.{key}" for name in METHODS for key in class_of(name).Options.model_fields}
     known |= {f"network.{key}" for options in NETWORKS.values() for key in options.model_fields}
     named = set(re.findall(r"`((?:method|network)\.\w+)", text))
     assert named
@@ -196,7 +196,7 @@ def _is_default(said: str, values: set[object]) -> bool:
 
 
 def test_the_plan_page_has_the_defaults_of_the_code() -> None:
-    models = [Plan, *(class_of(name).options_class for name in METHODS), *NETWORKS.values()]
+    models = [Plan, *(class_of(name).Options for name in METHODS), *NETWORKS.values()]
     models += [builder_of(name).Options for name in SCENARIOS]
     known: dict[str, set[object]] = {}
     for model in models:

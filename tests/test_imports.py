@@ -30,7 +30,7 @@ LOOKING_UP = {  # modules of the ground that import a room
     "weft.__main__": {"cli"},
     "weft.plan": {"methods", "networks", "scenarios"},  # the classes of their options
 }
-KNOWN = {("methods", "weft.core.storage")}  # imports for type checkers that look down; this set has to become empty
+KNOWN: set[tuple[str, str]] = set()  # imports for type checkers that look down, as (room, module)
 HEAVY = {"torch", "safetensors", "pandas", "matplotlib", "pooch", "requests", "scipy", "PIL", "tensorboard", "jinja2"}
 
 
