@@ -7,18 +7,21 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import filelock
 import pytest
 from cli_helpers import tiny
 
 from weft.cli import hub as cli_hub
-from weft.core.engine import Engine, Saved
+from weft.core.checks import ReplyChecks
+from weft.core.client import Runtime
+from weft.core.engine import Engine, EngineState
 from weft.files import write_text
 from weft.flower.hub.status import ERROR_FILE, FLOWER_RUN, STARTING, WATCHED, run_status
 from weft.runs import run as running
-from weft.runs.folder import SITES, Record
-from weft.runs.session import Session, local_engine
+from weft.runs.folder import SITES, RunFolder
+from weft.runs.session import local_engine
 
 pytest_plugins = ["cli_helpers"]
 
@@ -31,7 +34,7 @@ NO_TASK = ("waiting", {"client": 0, "site": "ada", "reason": "it has no task 1 y
 def run(tmp_path) -> Path:
     """A run folder as made by `weft hub run`."""
     folder: Path = tmp_path / "study"
-    Record.create(folder, tiny(clients=2, tasks=1, rounds_per_task=1)).close()
+    RunFolder.create(folder, tiny(clients=2, tasks=1, rounds_per_task=1)).close()
     write_text(folder / SITES, json.dumps({"names": ["ada", "north"], "run": "study-0123456789ab"}) + "\n")
     return folder
 
@@ -52,13 +55,13 @@ def hub(tmp_path, run, monkeypatch) -> Path:
 
 
 def journal(run: Path, *events: tuple[str, dict[str, object]]) -> None:
-    with contextlib.closing(Record.open(run)) as record:
+    with contextlib.closing(RunFolder.open(run)) as record:
         for event, facts in events:
             record.journal(event, **facts)
 
 
-def connect(session: Session, saved: Saved) -> Engine:
-    return local_engine(session.record, saved, 64, None)
+def connect(folder: RunFolder, saved: EngineState, checks: ReplyChecks) -> Engine:
+    return local_engine(folder, Runtime(folder.plan), saved, 64, None)
 
 
 def shown(command, folder: Path) -> str:
@@ -75,8 +78,8 @@ def test_an_undisturbed_run_has_no_incidents(run, command):
 
 
 def test_a_server_app_that_died_is_an_incident_of_the_hub(run, command):
-    def dies(session: Session, saved: Saved) -> Engine:
-        engine = connect(session, saved)
+    def dies(*state: Any) -> Engine:
+        engine = connect(*state)
         engine.clients = {}.popitem  # type: ignore[method-assign, assignment]
         return engine
 
@@ -122,7 +125,7 @@ def test_a_stopped_run_shows_its_reason_and_how_to_resume_it(run):
     assert (found.state, found.reason) == ("stopped", "task 0 of ada failed: see its log")
     assert found.reason in found.as_text()
     assert f"weft hub run {os.path.relpath(run)}" in found.as_text()
-    with contextlib.closing(Record.open(run)):  # a server app works on it: the reason is outdated
+    with contextlib.closing(RunFolder.open(run)):  # a server app works on it: the reason is outdated
         assert (run_status(run).state, run_status(run).reason) == ("running", "")
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 
 import weft
-from weft.core.engine import Arrival, Request, Saved
+from weft.core.engine import EngineState, Reply, Request
 from weft.flower import client_app
 from weft.flower.engine import FlowerEngine
 from weft.flower.server_app import connect
-from weft.runs.folder import Record
+from weft.runs.folder import RunFolder
 from weft.runs.run import resume
 from weft.wire.message import Message as WeftMessage
 from weft.wire.message import encode
@@ -90,7 +90,7 @@ class Fading(Loop):
 
 def run(folder: Path, grid: Loop, absent: tuple[str, ...] = (), **more: Any) -> Path:
     """A whole run over the sites a and b."""
-    Record.create(folder, weft.Plan.merge({**TINY, **more})).close()
+    RunFolder.create(folder, weft.Plan.merge({**TINY, **more})).close()
     resume(folder, save_every=0, connect=partial(connect, grid, ["a", "b"], "run", absent))
     return folder
 
@@ -100,17 +100,17 @@ class Engine(FlowerEngine):
 
 
 def make_engine(
-    grid: Loop, folder: Path, saved: Saved | None = None, deadline: float | str = "none", **more: Any
+    grid: Loop, folder: Path, saved: EngineState | None = None, deadline: float | str = "none", **more: Any
 ) -> Engine:
     events: list[tuple[str, int]] = []
     plan = weft.Plan.merge({**TINY, "deadline": deadline})
-    more = {"patience": 0.2, "on_leave": lambda client: events.append(("dismissed", client)), **more}
+    more = {"patience": 0.2, **more}
 
     def journal(event: str, **facts: Any) -> None:
         assert facts["site"] == "ab"[facts["client"]]
         events.append((event, facts["client"]))
 
-    engine = Engine(plan, grid, ["a", "b"], "run", folder, saved or Saved({}, {}), journal, **more)
+    engine = Engine(plan, grid, ["a", "b"], "run", folder, saved or EngineState(), journal, **more)
     engine.events = events
     return engine
 
@@ -121,8 +121,10 @@ def request(client: int, round_index: int = 0) -> Request:
     return Request(client, encode(message), name)
 
 
-def exchange(engine: FlowerEngine, *requests: Request, deadline: float | None = None) -> list[Arrival]:
-    return list(engine.exchange(requests, deadline))
+def exchange(engine: FlowerEngine, *requests: Request, deadline: float | None = None) -> list[Reply]:
+    for each in requests:
+        engine.submit(each)
+    return list(engine.replies(deadline))
 
 
 def replied(engine: FlowerEngine, *requests: Request, deadline: float | None = None) -> list[str]:

@@ -13,8 +13,8 @@ from loop_grid import Loop, exchange, make_engine, request, run
 from test_engine import knowledge
 
 import weft
-from weft.core.client import World
-from weft.core.storage import State
+from weft.core import storage
+from weft.core.client import Runtime
 from weft.errors import WeftError
 from weft.flower import site_policy
 from weft.flower.envelope import SiteReply, pack_reply, unpack_reply
@@ -75,10 +75,12 @@ def test_a_site_shares_no_more_of_a_than_it_allows(tmp_path, share, most):
     folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"]))
     shared = [key for key in outcome(folder) if key.startswith("A 1.")]
     assert shared == (["A 1.0", "A 1.1"] if most else [])
-    server = State.load(folder / "checkpoints", read_manifest(folder / "checkpoints")["server"])
-    layout = World(weft.Plan.load(folder)).lesson(0, 0).layout
+    runtime = Runtime(weft.Plan.load(folder))
+    server, manifest = runtime.method.Server(), read_manifest(folder / "checkpoints")
+    storage.load(server, folder / "checkpoints", manifest["server"])
     for key in shared:
-        rows = [part.any(dim=1).sum() for _, part in layout.by_layer(dense(server.archive[key.removeprefix("A ")]))]
+        adaptive = dense(server.knowledge[key.removeprefix("A ")])
+        rows = [part.any(dim=1).sum() for _, part in runtime.context(0, 0).network.layout.by_layer(adaptive)]
         assert sum(rows) <= most
 
 
@@ -86,7 +88,7 @@ def test_the_hub_learns_nothing_of_an_error_at_a_site(tmp_path, monkeypatch):
     def fail(*_: Any) -> bytes:
         raise WeftError("task secret-name: /home/someone/patient.png is no image")
 
-    monkeypatch.setattr("weft.engines.host.Host.answer", fail)
+    monkeypatch.setattr("weft.engines.host.ClientHost.answer", fail)
     (reply,) = exchange(make_engine(Loop(tmp_path, ["a", "b"]), tmp_path), request(0))
     assert "WeftError" in decode(reply.wire).error
     assert "secret-name" not in decode(reply.wire).error

@@ -17,7 +17,7 @@ def test_the_reply_of_a_site_that_was_gone_still_counts(tmp_path, still):
     grid = Fading(tmp_path, silent_from=0, stays=False)
     found = make_engine(grid, tmp_path, deadline=LONG)
     assert replied(found, request(0), request(1), deadline=SHORT) == ["0.0.0"]
-    assert found.gone() == {1}
+    assert found.clients().away == {1}
     assert replied(found, request(0, 1), deadline=LONG) == ["0.1.0"]
     grid.release()
     assert sorted(replied(found, request(0, 2), deadline=LONG)) == ["0.0.1", "0.2.0"]
@@ -50,7 +50,7 @@ def test_a_site_without_a_task_has_one_request_and_delays_nobody(tmp_path, still
         assert replied(found, first, second, deadline=SHORT) == [first.request_id]
         assert set(pushed) == {second.request_id}
         assert replied(found, request(0, round_index + 1), deadline=LONG) == [f"0.{round_index + 1}.0"]
-        assert [flight["request_id"] for flight in found.save().clock["flights"]] == [second.request_id]
+        assert [flight["request_id"] for flight in found.save().transit["flights"]] == [second.request_id]
     assert still.moment < 4 * SHORT
     assert replied(found, deadline=SHORT) == []  # with nothing else to do the engine waits for a task
     assert still.moment >= 4 * SHORT
@@ -71,9 +71,9 @@ def test_a_site_that_left_gets_no_requests(tmp_path):
     grid = Loop(tmp_path, ["a", "b"], lambda _, message: pack_reply(SiteReply(left=True), message))
     found = make_engine(grid, tmp_path)
     assert replied(found, request(1)) == []
-    assert found.clients() == [0]
-    assert found.events == [("left", 1), ("dismissed", 1)]
-    assert make_engine(grid, tmp_path, found.save()).clients() == [0]
+    assert found.clients().available == {0}
+    assert found.events == [("left", 1)]
+    assert make_engine(grid, tmp_path, found.save()).clients().left == {1}
 
 
 def test_an_idle_site_is_pinged_and_can_leave(tmp_path, still):
@@ -84,11 +84,11 @@ def test_an_idle_site_is_pinged_and_can_leave(tmp_path, still):
     sent = grid.sent
     assert replied(found, request(1, 1), deadline=2.5 * engine.PING) == []
     assert grid.sent - sent == 1 + 2  # the request, and two pings to the first
-    assert found.clients() == [0, 1]
+    assert found.clients().available == {0, 1}
     site_policy.leave(tmp_path / "a")
     assert replied(found, deadline=1.5 * engine.PING) == []
-    assert found.events == [("left", 0), ("dismissed", 0)]
-    assert found.clients() == [1]
+    assert found.events == [("left", 0)]
+    assert found.clients().available == {1}
     assert [notice.run for notice in site_policy.leave_notices(tmp_path / "a")] == ["run"]
 
 
@@ -99,7 +99,7 @@ def test_an_unreadable_reply_to_a_ping_is_ignored(tmp_path, still):
     nonsense = [Error(2, "it broke"), RecordDict({})]
     grid.spoil = lambda count, message: Message(nonsense[count % 2], reply_to=message)
     assert replied(found, request(1, 1), deadline=3.5 * engine.PING) == []
-    assert found.clients() == [0, 1]
+    assert found.clients().available == {0, 1}
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 4, 6, 7, 8])

@@ -23,7 +23,7 @@ from weft.flower.hub import keys, programs, runs, supervisor
 from weft.flower.hub.hub import Hub
 from weft.flower.hub.site import Site
 from weft.flower.hub.status import SERVER_LOG, WATCHED, Waiting
-from weft.runs.folder import SITES, Record, write_manifest
+from weft.runs.folder import SITES, RunFolder, write_manifest
 
 PLAN = {"clients": 2, "tasks": 2, "network": "mlp", "rounds_per_task": 2}
 NO_TASK = {"client": 1, "site": "ben", "reason": "it has no task 1 yet (weft site task add)"}
@@ -39,7 +39,7 @@ def hub(tmp_path) -> Hub:
 @pytest.fixture
 def run(tmp_path, hub) -> Path:
     folder: Path = tmp_path / "run"
-    Record.create(folder, weft.Plan.merge(PLAN)).close()
+    RunFolder.create(folder, weft.Plan.merge(PLAN)).close()
     write_text(folder / SITES, '{"names": ["ada", "ben"], "run": "run-1"}\n')
     hub.add_run(folder)
     return folder
@@ -65,7 +65,7 @@ def status_json(hub: Hub, capsys: pytest.CaptureFixture[str]) -> dict[str, objec
 
 
 def journal(run: Path, *events: tuple[str, dict[str, object]]) -> None:
-    with contextlib.closing(Record.open(run)) as record:
+    with contextlib.closing(RunFolder.open(run)) as record:
         for event, facts in events:
             record.journal(event, **facts)
 
@@ -220,7 +220,7 @@ def started(up, run, monkeypatch):
 
 
 def checkpoint(run: Path, left: list[int]) -> None:
-    write_manifest(run / "checkpoints", {"progress": {"round": 3}, "clock": {"left": left}})
+    write_manifest(run / "checkpoints", {"progress": {"round": 3}, "transit": {"left": left}})
 
 
 def test_a_new_run_needs_all_sites(started, run):

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import httpx
 from flwr.app import Message
 
-from weft.core.engine import Arrival, Request, Saved
-from weft.core.storage import State
+from weft.core.engine import Availability, EngineState, Reply, Request
+from weft.core.storage import load_wire, save_wire
 from weft.flower.envelope import EnvelopeError, SiteReply, SiteRequest, pack, unpack_reply
 from weft.plan import Plan
 from weft.wire.message import decode, encode, failure
@@ -67,7 +67,7 @@ class InFlight:
 
 
 class FlowerEngine:
-    apart = True
+    remote = True
 
     def __init__(
         self,
@@ -76,10 +76,9 @@ class FlowerEngine:
         sites: list[str],
         run: str,
         folder: Path,
-        saved: Saved,
+        saved: EngineState,
         journal: Journal,
         patience: float,
-        on_leave: Callable[[int], None],
         absent: Collection[int] = (),
         removed: Callable[[], Collection[str]] = tuple,
     ):
@@ -90,70 +89,69 @@ class FlowerEngine:
         """
         self._plan, self._grid, self._sites, self._run, self._folder = plan, grid, sites, run, folder
         self._plan_text = plan.toml()
-        self._journal, self._on_leave, self._removed = journal, on_leave, removed
+        self._journal, self._removed = journal, removed
         self._wait = patience if plan.deadline == "none" else 0.0  # for a site that is away
         self.patience = max(self._wait, RETURN)
-        self._start = time.monotonic() - float(saved.clock.get("now", 0.0))
-        self._left: set[int] = set(saved.clock.get("left", []))
+        self._start = time.monotonic() - float(saved.transit.get("now", 0.0))
+        self._left: set[int] = set(saved.transit.get("left", []))
         self._nodes: dict[int, int] = {}  # available clients, and Flower's number of each
         self._last_seen = {client: -math.inf if client in absent else self.now() for client in range(len(sites))}
         self._away: set[int] = set()  # recorded as such in the journal
         self._refreshed = -math.inf
         self._without_task: dict[int, str] = {}  # and the site's reason
-        self._in_flight = [_load(folder, entry) for entry in saved.clock.get("flights", [])]
+        self._in_flight = [_load(folder, entry) for entry in saved.transit.get("flights", [])]
         self._pings: dict[int, InFlight] = {}
+        self._submitted: set[str] = set()  # since the last call of `replies`
 
-    def clients(self) -> list[int]:
-        """Clients that are available, or were a short while ago and are probably back soon."""
+    def clients(self) -> Availability:
+        """A client that was available a short while ago counts as available: it is probably back soon."""
         self._refresh()
-        return [client for client in range(len(self._sites)) if not self._is_gone(client, self._wait)]
+        everyone = frozenset(range(len(self._sites)))
+        away = frozenset(client for client in everyone if self._is_gone(client, self._wait))
+        limit = max(self._wait, RETURN if self._nodes else OUTAGE)  # longer than a restart takes
+        gone = frozenset(client for client in everyone if self._is_gone(client, limit))
+        return Availability(everyone - away, frozenset(self._busy()), away, gone, frozenset(self._left))
 
-    def gone(self) -> set[int]:
-        """Clients that have left, and those that are away for longer than a round waits."""
-        return set(range(len(self._sites))) - set(self.clients())
-
-    def lost(self) -> set[int]:
-        """Clients that have left, and those that are away for longer than a restart takes."""
-        self._refresh()
-        limit = max(self._wait, RETURN if self._nodes else OUTAGE)
-        return {client for client in range(len(self._sites)) if self._is_gone(client, limit)}
-
-    def busy(self) -> set[int]:
+    def _busy(self) -> set[int]:
         return {flight.client for flight in self._in_flight}
 
     def now(self) -> float:
         return time.monotonic() - self._start
 
-    def exchange(
-        self, requests: Iterable[Request], deadline: float | None = None, only: bool = False
-    ) -> Iterator[Arrival]:
-        """With a deadline it may end earlier, when all sites that still owe a reply are gone or have no task."""
-        end = math.inf if deadline is None else self.now() + deadline
-        ids: set[str] = set()
-        for request in requests:
-            self._add(request)
-            ids.add(request.request_id)
-        before = set(self.clients())
-        idle = not self._awaited(ids, deadline, only)
+    def submit(self, request: Request) -> None:
+        self._in_flight = [flight for flight in self._in_flight if not self._replaces(request, flight)]
+        self._in_flight.append(InFlight(request.client, request.request_id, request.wire))
+        self._submitted.add(request.request_id)
+        self._send()
+
+    def ready(self) -> Reply | None:
+        return None  # `replies` polls the grid
+
+    def replies(self, timeout: float | None = None, only: Collection[str] | None = None) -> Iterator[Reply]:
+        """With a timeout it may end earlier, when all sites that still owe a reply are gone or have no task."""
+        end = math.inf if timeout is None else self.now() + timeout
+        ids, self._submitted = self._submitted, set()
+        before = self.clients().available
+        idle = not self._awaited(ids, timeout, only)
         while self.now() <= end:
             self._advance()
-            while (reply := self._next_reply(ids if only else None)) is not None:
+            while (reply := self._next_reply(only)) is not None:
                 yield reply
-            if not self._awaited(ids, deadline, only) and not (idle and self._may_return(before)):
+            if not self._awaited(ids, timeout, only) and not (idle and self._may_return(before)):
                 return
             time.sleep(POLL)
 
-    def save(self) -> Saved:
+    def save(self) -> EngineState:
         """Sites keep their own states. Requests without a reply are sent again after a restart."""
         flights = [
             {
                 "client": flight.client,
                 "request_id": flight.request_id,
-                "wire": State(reply=flight.wire).save(self._folder, f"flight-{flight.request_id}"),
+                "wire": save_wire(flight.wire, self._folder, f"flight-{flight.request_id}"),
             }
             for flight in self._in_flight
         ]
-        return Saved({}, {}, {"now": self.now(), "flights": flights, "left": sorted(self._left)})
+        return EngineState(transit={"now": self.now(), "flights": flights, "left": sorted(self._left)})
 
     def close(self) -> None:
         """Flower closes the grid."""
@@ -190,21 +188,15 @@ class FlowerEngine:
         if client not in self._left:  # a site may say so in reply to several requests
             self._left.add(client)
             self._record(event, client)
-            self._on_leave(client)
 
-    def _may_return(self, before: set[int]) -> bool:
+    def _may_return(self, before: frozenset[int]) -> bool:
         """With nothing in flight: is a site missing that may return, and has none returned yet?"""
-        now = set(self.clients())
-        if not now:
+        now = self.clients()
+        if not now.available:
             return len(self._left) < len(self._sites)
-        return now <= before and len(self.lost() | now) < len(self._sites)
+        return now.available <= before and len(now.gone | now.available) < len(self._sites)
 
     # ---- what is in flight -------------------------------------------------------------------------------------------
-
-    def _add(self, request: Request) -> None:
-        self._in_flight = [flight for flight in self._in_flight if not self._replaces(request, flight)]
-        self._in_flight.append(InFlight(request.client, request.request_id, request.wire))
-        self._send()
 
     def _replaces(self, request: Request, flight: InFlight) -> bool:
         """Does a request replace an earlier one? Not if the site is working on that: its reply still counts."""
@@ -213,26 +205,26 @@ class FlowerEngine:
         working = bool(flight.message_id) and flight.client not in self._without_task
         return flight.client == request.client and flight.reply is None and not working
 
-    def _awaited(self, ids: Collection[str], deadline: float | None, only: bool) -> bool:
-        """Does an exchange have to wait: for its own requests, or for sites that work on earlier ones?
+    def _awaited(self, ids: Collection[str], timeout: float | None, only: Collection[str] | None) -> bool:
+        """Is a reply expected: to the last requests, or of sites that work on earlier ones?
 
-        A request to a site that is gone stays in flight: its reply still counts if the site returns. An exchange
-        without requests waits for sites without a task too.
+        A request to a site that is gone stays in flight: its reply still counts if the site returns. Without new
+        requests, sites without a task are expected to get one.
         """
-        if deadline is None and not only:
+        if only is not None:
+            return any(flight.request_id in only for flight in self._in_flight)
+        if timeout is None:
             return bool(self._in_flight)
-        return any(
-            flight.request_id in ids or (not only and self._works(flight.client, ids)) for flight in self._in_flight
-        )
+        return any(flight.request_id in ids or self._works(flight.client, ids) for flight in self._in_flight)
 
     def _works(self, client: int, ids: Collection[str]) -> bool:
         return not self._is_away(client, self._wait) and not (ids and client in self._without_task)
 
-    def _next_reply(self, only: Collection[str] | None) -> Arrival | None:
+    def _next_reply(self, only: Collection[str] | None) -> Reply | None:
         for flight in self._in_flight:
             if flight.reply is not None and (only is None or flight.request_id in only):
                 self._in_flight.remove(flight)
-                return Arrival(flight.client, flight.reply.wire, flight.reply.seconds, flight.request_id)
+                return Reply(flight.client, flight.reply.wire, flight.reply.seconds, flight.request_id)
         return None
 
     def _advance(self) -> None:
@@ -252,7 +244,7 @@ class FlowerEngine:
 
     def _ping(self) -> None:
         """Send an empty request to idle sites, above all to those that have finished: they may have left."""
-        idle = self._nodes.keys() - self.busy() - self._left
+        idle = self._nodes.keys() - self._busy() - self._left
         self._pings = {client: ping for client, ping in self._pings.items() if client in idle}
         for client in idle:
             ping = self._pings.get(client)
@@ -361,4 +353,4 @@ def _pull_into(grid: Grid, message_id: str, result: Future[list[Message]]) -> No
 
 
 def _load(folder: Path, entry: dict[str, Any]) -> InFlight:
-    return InFlight(entry["client"], entry["request_id"], State.load(folder, entry["wire"]).reply)
+    return InFlight(entry["client"], entry["request_id"], load_wire(folder, entry["wire"]))

@@ -17,17 +17,16 @@ from pathlib import Path
 import flwr.serverapp
 from flwr.app import Context
 
-from weft.core.checks import Inspector
-from weft.core.engine import Engine, Saved
+from weft.core.checks import ReplyChecks
+from weft.core.engine import Engine, EngineState
 from weft.errors import WeftError
 from weft.files import write_text
 from weft.flower import size_guard
 from weft.flower.engine import FlowerEngine, Grid
 from weft.flower.hub.runs import absent, removed
 from weft.flower.hub.status import ERROR_FILE, SERVER_LOG
-from weft.runs.folder import SITES
+from weft.runs.folder import SITES, RunFolder
 from weft.runs.run import resume
-from weft.runs.session import Session
 from weft.wire.message import LONGEST_HEADER
 
 PATIENCE = 600.0  # seconds to wait for a site that is away, if the plan has no deadline
@@ -49,30 +48,34 @@ def work(grid: Grid, folder: Path) -> None:
         raise
 
 
-def connect(grid: Grid, sites: list[str], run: str, absent: Collection[str], session: Session, saved: Saved) -> Engine:
+def connect(
+    grid: Grid,
+    sites: list[str],
+    run: str,
+    absent: Collection[str],
+    folder: RunFolder,
+    saved: EngineState,
+    checks: ReplyChecks,
+) -> Engine:
     """The engine of a run; `absent` sites have been waited for already."""
-    size_guard.install(lambda: largest_reply(session.federation.inspector))
-    record = session.record
+    size_guard.install(lambda: largest_reply(checks))
     return FlowerEngine(
-        record.plan,
+        folder.plan,
         grid,
         sites,
         run,
-        record.checkpoints,
+        folder.checkpoints,
         saved,
-        record.journal,
+        folder.journal,
         PATIENCE,
-        on_leave=lambda client: session.federation.dismiss(client),
         absent={client for client, name in enumerate(sites) if name in absent},
-        removed=lambda: removed(record.folder),
+        removed=lambda: removed(folder.path),
     )
 
 
-def largest_reply(inspector: Inspector) -> int:
+def largest_reply(checks: ReplyChecks) -> int:
     """Bytes of the largest reply that the run can use."""
-    if inspector.forms is None:
-        return size_guard.MAX_BYTES
-    values = sum(form.size for form in inspector.forms.values())
+    values = sum(spec.size for spec in checks.method.upload_spec(checks.layout, {}).values())
     return min(size_guard.MAX_BYTES, LONGEST_HEADER + VALUE_BYTES * values)
 
 

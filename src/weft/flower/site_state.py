@@ -27,7 +27,7 @@ KEPT_REPLIES = 12  # a server goes back by one round and the end of its task at 
 MEMORY = 1 << 14  # megabytes: a process holds one client
 RUN_LOCK, START_LOCK, TASKS_LOCK = ".lock", ".start.lock", ".tasks.lock"  # of a run; of all runs; of tasks.json
 FAILED = "the request failed at the site; its log has the reason"
-NEW: dict[str, Any] = {"states": {}, "answers": {}, "replies": {}, "files": {}, "started": -1, "finished": -1}
+NEW: dict[str, Any] = {"clients": {}, "answered": {}, "replies": {}, "files": {}, "started": -1, "finished": -1}
 
 
 class TaskNotAvailableError(Exception):
@@ -42,7 +42,9 @@ class SiteState:
 
     def answer(self, wire: bytes) -> bytes:
         """The reply to an encoded request; a failure is a reply too."""
-        from weft.engines.host import Host  # loads torch
+        from weft.core.client import Runtime  # loads torch
+        from weft.core.engine import EngineState
+        from weft.engines.host import ClientHost
 
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._lock():
@@ -50,17 +52,17 @@ class SiteState:
                 write_text(self._folder / "plan.toml", self._plan.toml())
             request, manifest = decode(wire), read_manifest(self._folder) or NEW
             if (known := manifest["replies"].get(request.request_id)) is not None:
-                saved: bytes = (self._folder / known).read_bytes()
-                decode(saved)  # a damaged file is not sent
-                return saved
+                reply: bytes = (self._folder / known).read_bytes()
+                decode(reply)  # a damaged file is not sent
+                return reply
             if request.receiver != f"client-{self._client}":
                 raise WeftError(f"a message for {request.receiver} was sent to client-{self._client}")
-            host = Host(self._plan, self._folder, MEMORY)
-            host.restore(_by_client(manifest["states"]), _by_client(manifest["answers"]))
+            saved = EngineState(_by_client(manifest["clients"]), _by_client(manifest["answered"]))
+            host = ClientHost(Runtime(self._plan), self._folder, MEMORY, saved)
             if not host.has_task(self._client, request.task):
                 raise TaskNotAvailableError(f"it has no task {request.task} yet (weft site task add)")
             try:
-                reply: bytes = host.answer(self._client, wire)
+                reply = host.answer(self._client, wire)
             except Exception as error:
                 traceback.print_exc()  # only to the site's log: it may name files, tasks and classes
                 # the state on disk is unchanged
@@ -82,15 +84,15 @@ class SiteState:
         """Write the files, then the manifest that names them, and remove files that it does not name."""
         from weft.core.storage import files_of
 
-        states = host.save()
+        state = host.save()
         # the hub chose the request's id: it is not a file name
         name = f"reply-{hashlib.sha256(request_id.encode()).hexdigest()[:16]}.message"
         write_bytes(self._folder / name, reply)
         sync(self._folder / name)
         replies = dict(list(manifest["replies"].items())[1 - KEPT_REPLIES :]) | {request_id: name}
-        files = {*replies.values()}.union(*map(files_of, states.values()))
+        files = {*replies.values()}.union(*map(files_of, state.clients.values()))
         sizes = {name: (self._folder / name).stat().st_size for name in sorted(files)}
-        saved = {"states": states, "answers": host.answers, "replies": replies, "files": sizes}
+        saved = {"clients": state.clients, "answered": state.answered, "replies": replies, "files": sizes}
         write_manifest(self._folder, {**manifest, **saved})
         for pattern in ("*.safetensors", "*.message", ".*.part"):
             for path in self._folder.glob(pattern):
@@ -143,7 +145,7 @@ def _site_run(folder: Path, moment: int) -> SiteRun:
     except WeftError as error:
         return SiteRun(folder.name, plan, 0, 0, "", when, str(error))
     last = ["", *manifest["replies"]][-1]
-    return SiteRun(folder.name, plan, sum(manifest["answers"].values()), manifest["finished"] + 1, last, when)
+    return SiteRun(folder.name, plan, sum(manifest["answered"].values()), manifest["finished"] + 1, last, when)
 
 
 def _checked_manifest(folder: Path) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def members(folder: Path) -> list[str]:
 def expected_sites(hub: Hub, folder: Path) -> list[str]:
     """The sites that have not left the run and are still sites of the hub."""
     manifest, invited = read_manifest(folder / "checkpoints"), hub.sites()
-    left = manifest["clock"].get("left", []) if manifest else []
+    left = manifest["transit"].get("left", []) if manifest else []
     gone = {name for client, name in enumerate(members(folder)) if client in left} | set(removed(folder))
     return [name for name in members(folder) if name in invited and name not in gone]
 
