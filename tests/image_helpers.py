@@ -31,7 +31,7 @@ def write_classes(folder: Path, *labels: str, images: int = IMAGES, side: int = 
     """A subfolder of images for each label."""
     for kind, label in enumerate(labels):
         for index in range(images):
-            write_image(folder / label / f"{index}.png", values(kind, seed + index, side))
+            write_image(folder / label / f"{index}.png", values(kind % 4, seed + index, side))
     return folder
 
 

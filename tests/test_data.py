@@ -236,19 +236,13 @@ def test_write_and_load(tmp_path):
     assert cache.available(tmp_path) == ["cifar100"]
 
 
-def test_a_compressed_cache(tmp_path):
-    arrays = small_dataset("mnist")
-    np.savez_compressed(tmp_path / "mnist.npz", **arrays)
-    assert np.array_equal(cache.load("mnist", tmp_path).x, arrays["x"])
-
-
 def test_a_replaced_dataset_is_loaded_again(tmp_path):
     arrays = small_dataset("mnist")
-    path = cache.write(tmp_path, "mnist", arrays)
+    cache.write(tmp_path, "mnist", arrays)
     before = cache.load("mnist", tmp_path)
-    cache.write(tmp_path, "mnist", {**arrays, "x": 255 - arrays["x"]})
-    os.utime(path, ns=(0, 5))
-    assert not np.array_equal(cache.load("mnist", tmp_path).x, before.x)
+    np.savez_compressed(tmp_path / "new.npz", **{**arrays, "x": 255 - arrays["x"]})  # can be read, but not mapped
+    os.utime((tmp_path / "new.npz").replace(tmp_path / "mnist.npz"), ns=(0, 5))
+    assert np.array_equal(cache.load("mnist", tmp_path).x, 255 - before.x)
 
 
 def test_private_files_are_readable_by_the_user_only(tmp_path):
