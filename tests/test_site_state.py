@@ -19,7 +19,7 @@ from weft import scenarios
 from weft.errors import WeftError
 from weft.export.files import open_model, write
 from weft.export.model import task_from_site
-from weft.flower import audit_log, site_state
+from weft.flower import audit_log, site_policy, site_state
 from weft.flower.site_state import KEPT_REPLIES, SiteState, TaskNotAvailableError
 from weft.plan import Plan
 from weft.scenarios import sites
@@ -254,3 +254,9 @@ def test_the_hub_knows_nothing_of_a_sites_tasks():
     assert [len(sequence) for sequence in scenario.sequences] == [2, 2]
     with pytest.raises(WeftError, match="weft hub run"):
         scenario.sequences[0][0].load("train")
+
+
+def test_a_plan_of_the_hub_cannot_choose_the_folder_of_a_site(tmp_path):
+    plan = {"method": "fedavg", "network": "mlp", "scenario": "sites", "scenario.folder": ""}
+    assert site_policy.rejection(plan) == ""
+    assert "scenario.folder" in site_policy.rejection({**plan, "scenario.folder": str(tmp_path)})

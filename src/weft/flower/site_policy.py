@@ -39,6 +39,8 @@ def rejection(plan: Mapping[str, Any]) -> str:
             return f"{key}={plan.get(key)!r}; a site runs only the methods and networks of weft"
     if plan.get("scenario", "glyphs") not in SCENARIOS:
         return f"scenario={plan['scenario']!r}; a site accepts {', '.join(SCENARIOS)}"
+    if plan.get("scenario.folder"):
+        return f"scenario.folder={plan['scenario.folder']!r}; a site uses its own folder"
     if plan.get("loss") is not None:
         return f"loss={plan['loss']!r}; a site runs only the losses of weft"
     for key, value in plan.items():
