@@ -1,4 +1,4 @@
-"""Charts as data, and how matplotlib draws them: the same numbers give the same bytes on any machine."""
+"""Charts with several panels as data, and how matplotlib draws them: the same numbers give the same bytes."""
 
 from __future__ import annotations
 
@@ -15,27 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SETTINGS: Any = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.labelsize": 8,
-    "legend.fontsize": 7.5,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.5,
-    "axes.linewidth": 0.6,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-    "svg.hashsalt": "weft",
-}
-FORMATS: Any = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}  # no date, no version
+DPI = 200  # of PNG files
 LEGEND_WIDTH = 1.7  # inches of an entry
 
 
@@ -106,15 +86,17 @@ def check_available() -> None:
 
 
 def files(chart: Chart, suffix: str = "") -> Mapping[str, bytes]:
-    """The chart as PNG and SVG, by the ends of the file names."""
-    import matplotlib
+    """The chart as PNG and SVG in the style of `weft figures`, by the ends of the file names."""
+    from matplotlib import style
+
+    from weft.report.matplotlib import METADATA, STYLE
 
     found = {}
-    with matplotlib.rc_context(SETTINGS):
+    with style.context(["default", STYLE]):  # without the user's settings
         figure = draw(chart)
-        for kind, metadata in FORMATS.items():
+        for kind in ("png", "svg"):
             file = io.BytesIO()
-            figure.savefig(file, format=kind, dpi=200, metadata=metadata)
+            figure.savefig(file, format=kind, dpi=DPI, metadata=METADATA[kind])
             found[f"{suffix}.{kind}"] = file.getvalue()
     return found
 
@@ -152,7 +134,7 @@ def _draw_lines(axes: Axes, panel: Lines) -> None:
     for line in panel.lines:
         xs = [x for x, _ in line.curve]
         looks: Any = {"color": line.color, "linestyle": line.dash, "marker": line.marker, "label": line.name}
-        looks |= {"linewidth": 1.9, "zorder": 4} if line.bold else {"linewidth": 1.3, "zorder": 3}
+        looks |= {"linewidth": 2.0, "zorder": 4} if line.bold else {"zorder": 3}
         # every tenth marker of a long line: markers that touch each other cannot be read
         axes.plot(xs, [100 * y.mean for _, y in line.curve], markevery=max(1, len(xs) // 10), **looks)
         if any(y.deviation for _, y in line.curve):
