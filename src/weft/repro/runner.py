@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from weft import scenarios
 from weft.engines.workers import WorkerPool
@@ -18,19 +18,18 @@ from weft.repro.output import render
 from weft.repro.store import Key, Results, Store, changed_images, images_of, record_of
 from weft.runs.folder import read_summary
 from weft.runs.run import check_resources, is_over, resume, run
+from weft.runs.session import Display
 
 MOST_NAMED = 6  # runs in a message; of more, only the first and the last are named
 
 
-class ExperimentProgress(Protocol):
-    """What shows the progress of an experiment; a run calls the last two."""
+class ExperimentProgress(Display, Protocol):
+    """What shows the progress of an experiment and of its runs."""
 
     def experiment_started(self, total: int, waiting: Sequence[str], known: Mapping[str, Sequence[float]]) -> None: ...
     def run_started(self, label: str, seed: int) -> None: ...
     def run_finished(self, label: str, accuracy: float | None, seconds: float) -> None: ...
     def run_failed(self, reason: str) -> None: ...
-    def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
-    def answered(self, client: int, task: int, round_index: int, numbers: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -109,17 +108,17 @@ class Workers:
     def __init__(self, count: int):
         check_resources(count)
         self._count = count
-        self._crew: WorkerPool | None = None
+        self._pool: WorkerPool | None = None
 
     def ready(self) -> int | WorkerPool:
-        if self._count > 1 and self._crew is None:
-            self._crew = WorkerPool(self._count)
-        return self._crew or 1
+        if self._count > 1 and self._pool is None:
+            self._pool = WorkerPool(self._count)
+        return self._pool or 1
 
     def close(self) -> None:
-        if self._crew is not None:
-            self._crew.close()
-        self._crew = None
+        if self._pool is not None:
+            self._pool.close()
+        self._pool = None
 
 
 def reproduce(
@@ -132,7 +131,7 @@ def reproduce(
     experiment = request.experiment
     if experiment.figure:
         drawing.check_available()
-    crew, store = Workers(workers), Store(experiment, out, render)
+    pool, store = Workers(workers), Store(experiment, out, render)
     finished, known = request.finished(), store.read()
     results = Results(experiment, request.rows, request.seeds, dict(known))
     for job in request.jobs:
@@ -157,16 +156,13 @@ def reproduce(
         for job in waiting:
             progress.run_started(*job.key)
             try:
-                # another process may have started it meanwhile
-                act = (
-                    functools.partial(resume, job.folder)
-                    if job.is_started()
-                    else functools.partial(run, job.plan, job.folder)
-                )
-                act(workers=crew.ready(), display=progress)
+                if job.is_started():  # perhaps by another process meanwhile
+                    resume(job.folder, workers=pool.ready(), display=progress)
+                else:
+                    run(job.plan, job.folder, workers=pool.ready(), display=progress)
                 results.add(record_of(experiment, job.row, job.seed, job.folder))
             except WeftError as error:
-                crew.close()
+                pool.close()
                 progress.run_failed(str(error))
                 if isinstance(error, RunLockedError):
                     results.locked[job.key] = str(error)
@@ -179,7 +175,7 @@ def reproduce(
                 progress.run_finished(job.row.label, summary.get("accuracy"), summary["seconds"])
             files = store.write(results, more_to_come=job is not waiting[-1])
     finally:
-        crew.close()
+        pool.close()
     return results, files
 
 

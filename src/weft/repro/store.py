@@ -38,7 +38,7 @@ Render = Callable[["Results", bool], Mapping[str, str | bytes]]
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class Record:
     """What is kept of a finished run: one line of values for a table, one line per point for a figure."""
 
     row: str
@@ -53,7 +53,7 @@ class RunFolder:
         return self.row, self.seed
 
 
-def record_of(experiment: Experiment, row: Row, seed: int, folder: Path) -> RunFolder:
+def record_of(experiment: Experiment, row: Row, seed: int, folder: Path) -> Record:
     """Read a finished run."""
     plan_hash = short_hash((folder / "plan.toml").read_text(encoding="utf-8"))
     if experiment.figure:
@@ -64,7 +64,7 @@ def record_of(experiment: Experiment, row: Row, seed: int, folder: Path) -> RunF
         summary = read_summary(folder)
         assert summary is not None
         lines = (measured_line(summary),)
-    return RunFolder(row.label, row.method, seed, plan_hash, images_of(folder), lines)
+    return Record(row.label, row.method, seed, plan_hash, images_of(folder), lines)
 
 
 def measured_line(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def columns_of(experiment: Experiment) -> tuple[str, ...]:
     return ("row", "method", "seed", *MEASURED, "plan_hash", "summary_hash", "images")
 
 
-def csv_text(experiment: Experiment, records: Iterable[RunFolder]) -> str:
+def csv_text(experiment: Experiment, records: Iterable[Record]) -> str:
     """Sorted by row and seed; floats to their last digit, so that they are read back unchanged."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns_of(experiment), lineterminator="\n")
@@ -119,7 +119,7 @@ def csv_text(experiment: Experiment, records: Iterable[RunFolder]) -> str:
     return text.getvalue()
 
 
-def read_csv(experiment: Experiment, path: Path) -> dict[Key, RunFolder]:
+def read_csv(experiment: Experiment, path: Path) -> dict[Key, Record]:
     """The records of a csv; none if the file does not exist."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -146,7 +146,7 @@ def read_csv(experiment: Experiment, path: Path) -> dict[Key, RunFolder]:
         except ValueError:
             advice = "move it away or choose another --out"
             raise WeftError(f"line {number} of {path} is not a result of {experiment.name}; {advice}") from None
-    return {key: RunFolder(**shared, lines=tuple(lines[key])) for key, shared in found.items()}
+    return {key: Record(**shared, lines=tuple(lines[key])) for key, shared in found.items()}
 
 
 def _value(name: str, cell: str, texts: set[str]) -> Any:
@@ -167,21 +167,21 @@ class Results:
     experiment: Experiment
     rows: Sequence[Row]  # requested, finished or not
     seeds: Sequence[int]
-    records: dict[Key, RunFolder] = field(default_factory=dict)
+    records: dict[Key, Record] = field(default_factory=dict)
     failures: dict[Key, str] = field(default_factory=dict)
     locked: dict[Key, str] = field(default_factory=dict)  # runs of other processes: no failures, not in the files
-    _ours: dict[Key, RunFolder] = field(default_factory=dict)
+    _ours: dict[Key, Record] = field(default_factory=dict)
     _hashes: dict[Key, str | None] = field(default_factory=dict)
     _changed: dict[str, list[str]] = field(default_factory=dict)
 
-    def add(self, record: RunFolder) -> None:
+    def add(self, record: Record) -> None:
         self.records[record.key] = self._ours[record.key] = record
 
-    def merge(self, written: Mapping[Key, RunFolder]) -> None:
+    def merge(self, written: Mapping[Key, Record]) -> None:
         """Take over what another process has written; runs of this process win."""
         self.records = {**self.records, **written, **self._ours}
 
-    def has_current_plan(self, record: RunFolder) -> bool:
+    def has_current_plan(self, record: Record) -> bool:
         if record.key not in self._hashes:
             row = next((row for row in self.experiment.rows if row.label == record.row), None)
             try:
@@ -191,19 +191,19 @@ class Results:
             self._hashes[record.key] = short_hash(plan.toml()) if plan else None
         return record.plan_hash == self._hashes[record.key]
 
-    def changed_images(self, record: RunFolder) -> list[str]:
+    def changed_images(self, record: Record) -> list[str]:
         if record.images not in self._changed:
             self._changed[record.images] = changed_images(record.images)
         return self._changed[record.images]
 
-    def is_current(self, record: RunFolder) -> bool:
+    def is_current(self, record: Record) -> bool:
         """Would a run now have the same plan and the same images?"""
         return self.has_current_plan(record) and not self.changed_images(record)
 
-    def current(self) -> list[RunFolder]:
+    def current(self) -> list[Record]:
         return sorted((one for one in self.records.values() if self.is_current(one)), key=lambda one: one.key)
 
-    def of(self, row: Row) -> list[RunFolder]:
+    def of(self, row: Row) -> list[Record]:
         return [record for record in self.current() if record.row == row.label]
 
     def mixed_images(self) -> list[str]:
@@ -227,7 +227,7 @@ class Store:
     def path(self, suffix: str) -> Path:
         return self.folder / f"{self.experiment.stem}{suffix}"
 
-    def read(self) -> dict[Key, RunFolder]:
+    def read(self) -> dict[Key, Record]:
         return read_csv(self.experiment, self.path(".csv"))
 
     def check(self) -> None:
