@@ -88,7 +88,7 @@ def test_drawn_images_need_no_fingerprint(tmp_path):
 
 def test_a_run_goes_on_with_the_same_images_or_not_at_all(own_cache, tmp_path):
     with pytest.raises(Stop):
-        weft.run(Plan.merge(TINY), tmp_path / "run", screen=Stopper(3))
+        weft.run(Plan.merge(TINY), tmp_path / "run", display=Stopper(3))
     arrays = small_dataset("svhn")
     cache.write(own_cache, "svhn", {**arrays, "x": 255 - arrays["x"]})
     said = r"the run in .*run began with other images of svhn \(\w{16}\) than .*cache has \(\w{16}\); .*--data-dir"
@@ -101,7 +101,7 @@ def test_a_run_goes_on_with_the_same_images_or_not_at_all(own_cache, tmp_path):
 
 def test_a_run_goes_on_with_the_same_cut_or_not_at_all(own_cache, tmp_path, monkeypatch):
     with pytest.raises(Stop):
-        weft.run(Plan.merge(TINY), tmp_path / "run", screen=Stopper(3))
+        weft.run(Plan.merge(TINY), tmp_path / "run", display=Stopper(3))
     monkeypatch.setitem(SPLIT_VERSIONS, "svhn", 1)
     with pytest.raises(WeftError, match=r"another cut of svhn .*run again in a new folder"):
         weft.resume(tmp_path / "run")
@@ -124,7 +124,7 @@ def test_changed_images_and_changed_splits(own_cache):
 @pytest.mark.parametrize("scenario", ["overlapped-cifar100", "noniid-35"])
 def test_a_run_of_an_older_weft_goes_on_unless_its_images_are_cut_otherwise_now(own_cache, tmp_path, scenario):
     with pytest.raises(Stop):
-        weft.run(Plan.merge({**TINY, "scenario": scenario}), tmp_path / "run", screen=Stopper(3))
+        weft.run(Plan.merge({**TINY, "scenario": scenario}), tmp_path / "run", display=Stopper(3))
     path = tmp_path / "run" / "environment.json"
     environment = json.loads(path.read_text())
     del environment["images"]

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from weft import scenarios
 from weft.engines.workers import WorkerPool
@@ -18,18 +18,19 @@ from weft.repro.output import render
 from weft.repro.store import Key, Results, Store, changed_images, images_of, record_of
 from weft.runs.folder import read_summary
 from weft.runs.run import check_resources, is_over, resume, run
-from weft.runs.session import Display
 
 MOST_NAMED = 6  # runs in a message; of more, only the first and the last are named
 
 
-class ExperimentProgress(Display, Protocol):
-    """What shows the progress of an experiment and of its runs."""
+class ExperimentProgress(Protocol):
+    """What shows the progress of an experiment; a run calls the last two."""
 
     def experiment_started(self, total: int, waiting: Sequence[str], known: Mapping[str, Sequence[float]]) -> None: ...
     def run_started(self, label: str, seed: int) -> None: ...
     def run_finished(self, label: str, accuracy: float | None, seconds: float) -> None: ...
     def run_failed(self, reason: str) -> None: ...
+    def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
+    def answered(self, client: int, task: int, round_index: int, fields: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
