@@ -280,7 +280,7 @@ def stop_after(folder: Path, answers: int, **options: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("weft.runs.session.SAVE_SHARE", 0)  # however long saving takes
         with pytest.raises(Stop):
-            weft.run(tiny(), folder, screen=Stopper(answers), **{"save_every": 0.0, **options})
+            weft.run(tiny(), folder, display=Stopper(answers), **{"save_every": 0.0, **options})
 
 
 def copy(folder: Path, to: Path) -> Path:

@@ -30,7 +30,6 @@ LOOKING_UP = {  # modules of the ground that import a room
     "weft.__main__": {"cli"},
     "weft.plan": {"methods", "networks", "scenarios"},  # the classes of their options
 }
-KNOWN: set[tuple[str, str]] = set()  # imports for type checkers that look down, as (room, module)
 HEAVY = {"torch", "safetensors", "pandas", "matplotlib", "pooch", "requests", "scipy", "PIL", "tensorboard", "jinja2"}
 
 
@@ -43,17 +42,7 @@ def test_a_module_imports_only_rooms_above_its_own(module):
     room, order = room_of(module), ["", *ROOMS]
     assert room or module == "weft" or module.split(".")[1] in GROUND, f"{module} is in no room"
     above = {*order[: order.index(room) + 1], *LOOKING_UP.get(module, ())}
-    used = {room_of(name) for name in of(module, "load", "use") if name in MODULES}
-    assert used <= above
-
-
-def test_imports_for_type_checkers_look_up_too():
-    order = ["", *ROOMS]
-    found = set()
-    for module in MODULES:
-        below = order[order.index(room_of(module)) + 1 :]
-        found |= {(room_of(module), name) for name in of(module, "types") & set(MODULES) if room_of(name) in below}
-    assert found == KNOWN  # remove an entry that is no longer needed
+    assert {room_of(name) for name in of(module) if name in MODULES} <= above
 
 
 def test_no_exception_is_superfluous():

@@ -10,7 +10,8 @@ import pytest
 from cli_helpers import tiny
 
 import weft
-from weft.core.storage import State
+from weft.core import storage
+from weft.methods.state import ClientState
 from weft.runs.folder import read_manifest, write_manifest
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to see which file is synced")
@@ -37,7 +38,7 @@ def order(monkeypatch) -> list[str]:
 
 def test_all_files_of_a_manifest_are_synced_before_it(tmp_path, order):
     for count in (1, 2):
-        State(reply=b"x" * count).save(tmp_path, f"reply-{count}")
+        storage.save(ClientState(reply=b"x" * count), tmp_path, f"reply-{count}")
         order.clear()
         write_manifest(tmp_path, {"replies": count})
         *before, renamed, after = order
@@ -49,11 +50,11 @@ def test_all_files_of_a_manifest_are_synced_before_it(tmp_path, order):
 
 
 def test_a_synced_file_is_not_synced_again(tmp_path, order):
-    State(reply=b"x").save(tmp_path, "old")
+    storage.save(ClientState(reply=b"x"), tmp_path, "old")
     os.utime(tmp_path / "old.safetensors", (1, 1))
     write_manifest(tmp_path, {})
     order.clear()
-    State(reply=b"y").save(tmp_path, "new")
+    storage.save(ClientState(reply=b"y"), tmp_path, "new")
     write_manifest(tmp_path, {})
     assert "new.safetensors" in order
     assert "old.safetensors" not in order

@@ -89,9 +89,9 @@ class ProgressDisplay:
             self._current = self._add(self._label, total, done)
         self._refresh()
 
-    def answered(self, client: int, task: int, round_index: int, numbers: Mapping[str, Any]) -> None:
+    def answered(self, client: int, task: int, round_index: int, fields: Mapping[str, Any]) -> None:
         plan = self._plan
-        if "images" in numbers:  # the reply of a round, not of a test
+        if "images" in fields:  # the reply of a round, not of a test
             self._done += 1
             position = f"client {client}  task {task} of {plan.tasks}  round {round_index} of {plan.rounds_per_task}"
             self._refresh(position)
@@ -99,7 +99,7 @@ class ProgressDisplay:
             return
         if self._total and time.monotonic() - self._printed > QUIET:
             self._print(f"{self._label}: task {task} of {plan.tasks}")
-        elif not self._total and "accuracy" in numbers and client == plan.clients - 1:
+        elif not self._total and "accuracy" in fields and client == plan.clients - 1:
             passed = duration(time.monotonic() - self._began)
             say(f"{plan.method}: task {task} of {plan.tasks} learned after {passed}", self._console)
 

@@ -104,8 +104,8 @@ def worker_pool(wanted: int | None, clients: int) -> Iterator[int | WorkerPool]:
     if count <= 1:
         yield count
         return
-    crew = WorkerPool(count)
+    pool = WorkerPool(count)
     try:
-        yield crew
+        yield pool
     finally:
-        crew.close()
+        pool.close()
