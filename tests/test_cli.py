@@ -138,7 +138,7 @@ def test_show(command, finished):
     assert "the client's, after its last epoch" in outcome.out  # which model was measured
     for client in range(3):
         assert re.search(rf"client {client}\b", outcome.out)
-    for word in ("c2s", "s2c", "adaptive", "base", "global", "header"):
+    for word in ("c2s", "s2c", "adaptive", "weights", "header"):
         assert word in outcome.out
     assert any(int(number.replace(",", "")) > 100_000 for number in re.findall(r"\d[\d,]{3,}", outcome.out))
 
