@@ -6,21 +6,26 @@ import contextlib
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from weft.core import client as client_module
-from weft.core.checks import Inspector
-from weft.core.client import World
-from weft.core.engine import Reply, Request, Saved
-from weft.core.loop import Federation, Progress
-from weft.core.schedule import Schedule
-from weft.core.storage import State
-from weft.engines.simulated import Clocked
-from weft.methods.method import initial_body
+from weft.core import storage
+from weft.core.checks import ReplyChecks
+from weft.core.client import Runtime
+from weft.core.engine import EngineState, Reply, Request
+from weft.core.exchange import Exchange
+from weft.core.loop import Federation
+from weft.core.loop_async import AsynchronousFederation
+from weft.core.progress import ClientProgress, Progress
+from weft.core.schedule import Assignment, Schedule
+from weft.core.task_end import TaskEnd
+from weft.engines.simulated import SimulatedEngine
+from weft.methods.method import ServerContext, initial_body
+from weft.methods.state import ClientState, Table
 from weft.networks.batches import Batches
 from weft.networks.flat import Layer, Layout
 from weft.plan import Plan
@@ -71,79 +76,83 @@ def spread(layout: Layout, mask: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=512)
 def _drawn(
-    scenario: str, options: str, clients: int, tasks: int, seed: int, client: int, step: int, part: Any, label: int
+    scenario: str, options: str, clients: int, tasks: int, seed: int, client: int, task: int, part: Any, label: int
 ) -> Batches:
     from weft import scenarios
 
-    task = scenarios.build(scenario, json.loads(options), clients, tasks, seed).sequences[client][step]
+    task = scenarios.build(scenario, json.loads(options), clients, tasks, seed).sequences[client][task]
     return Batches(task.load(part), task.mean, task.deviation, first_label=label)
 
 
-class CachedWorld(World):
-    """A world whose images are drawn once for all tests: they are never changed."""
+class CachedRuntime(Runtime):
+    """A runtime whose images are drawn once for all tests: they are never changed."""
 
-    def _load(self, client: int, step: int, part: Any) -> Batches:
+    def _load(self, client: int, task: int, split: Any) -> Batches:
         plan = self.plan
         options = json.dumps(plan.scenario_options, sort_keys=True)
-        label = self._first_label(client, step)
-        return _drawn(plan.scenario, options, plan.clients, plan.tasks, plan.seed, client, step, part, label)
+        label = self._first_label(client, task)
+        return _drawn(plan.scenario, options, plan.clients, plan.tasks, plan.seed, client, task, split, label)
 
 
-class Interrupted(Exception):  # noqa: N818 - it is no error
+class Interrupted(Exception):  # noqa: N818 - not an error
     """The session ends here."""
 
 
 @dataclasses.dataclass
 class Run:
-    """A federation in memory, which is its own engine and listener: clients answer one after another."""
+    """A federation in memory, which carries its messages and records its events: clients answer one after another."""
 
     plan: Plan
-    backwards: bool = False  # do the clients answer in another order?
+    backwards: bool = False  # clients answer in another order
     folder: Path | None = None  # where every state is saved, and read again, after every message
-    stop_after_round: bool = False  # ends with `Interrupted` at every mark where a checkpoint may be made
-    careless: bool = False  # is every request sent twice, and the networks' memory overwritten after it?
-    world: World = None  # type: ignore[assignment]
-    server: State = dataclasses.field(default_factory=State)
-    clients: dict[int, State] = dataclasses.field(default_factory=dict)
-    progress: Progress = dataclasses.field(default_factory=Progress)
+    stop_after_round: bool = False  # ends with `Interrupted` at every point where a checkpoint may be made
+    careless: bool = False  # every request is sent twice, and the networks' memory overwritten after it
+    runtime: Runtime = None  # type: ignore[assignment]
+    clients: dict[int, ClientState] = dataclasses.field(default_factory=dict)
+    progress: Progress = None  # type: ignore[assignment]
     wires: list[bytes] = dataclasses.field(default_factory=list)  # requests and replies in turn
-    privates: list[torch.Tensor] = dataclasses.field(default_factory=list)  # biases and head of each who replied
+    privates: list[torch.Tensor] = dataclasses.field(default_factory=list)  # biases and head of each client that replied
     reports: list[tuple[int, int, int, dict[str, Any]]] = dataclasses.field(default_factory=list)
     matrices: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)
     incidents: list[tuple[int, int, int, str]] = dataclasses.field(default_factory=list)
     marks: int = 0
-    kept: Saved | None = None  # what was on its way when the last session ended
-    clock: Clocked = None  # type: ignore[assignment]
+    kept: EngineState = dataclasses.field(default_factory=EngineState)  # on its way when the last session ended
+    engine: SimulatedEngine = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        self.world = self.world or CachedWorld(self.plan)
-        network = self.world.lesson(0, 0).network
+        self.runtime = self.runtime or CachedRuntime(self.plan)
+        network = self.runtime.context(0, 0).network
         self.layout = network.layout
         self.ledger = Ledger(self.layout.body)
-        initial = initial_body(network, self.plan.seed)
-        self.inspector = Inspector.of(self.method, self.layout, initial, self.plan)
-        self.method.open_server(self.server, initial, self.layout, self.plan)
+        self.ctx = ServerContext(self.plan, self.layout, initial_body(network, self.plan.seed))
+        self.checks = ReplyChecks.of(self.method, self.layout, self.ctx.initial, self.plan)
+        self.server = self.method.Server()
+        self.server.start(self.ctx, self.method.options)
+        self.progress = Progress([ClientProgress() for _ in range(self.plan.clients)])
+        self._requests: list[Request] = []
 
     @property
     def method(self) -> Any:
-        return self.world.method
+        return self.runtime.method
 
     @property
     def scenario(self) -> Scenario:
-        return self.world.scenario
+        return self.runtime.scenario
 
     def go(self) -> Run:
         schedule = Schedule(self.plan, self.scenario, self.method)
-        self.clock = Clocked(self.plan, self, self.folder, self.kept)
-        state = (self.server, self.inspector, self.ledger, self.progress)
-        self.federation = Federation(self.plan, schedule, self.method, self.clock, *state, listener=self)
+        self.engine = SimulatedEngine(self.plan, self, self.folder or Path(), self.kept)
+        state = (self.checks, self.ledger, self.progress, self, self.ctx)
+        exchange = Exchange(self.plan, self.method, self.server, self.engine, *state)
+        kind = AsynchronousFederation if self.plan.asynchronous == "updates" else Federation
+        self.federation = kind(schedule, exchange, TaskEnd(schedule, exchange))
         self.federation.run()
         return self
 
-    def go_to(self, step: int) -> Run:
-        """Until the tasks before `step` are over; `go` goes on from there."""
+    def go_to(self, task: int) -> Run:
+        """Until the tasks before this one are over; `go` continues from there."""
         self.stop_after_round = True
-        while self.progress.step < step:
+        while self.progress.task < task:
             with contextlib.suppress(Interrupted):
                 self.go()
         self.stop_after_round = False
@@ -156,54 +165,57 @@ class Run:
             try:
                 return self.go()
             except Interrupted:
-                self.server = self._again(self.server, f"server@{self.marks}")
-                self.progress = Progress(**json.loads(json.dumps(dataclasses.asdict(self.progress))))
+                self.server = self._again(self.server, self.method.Server(), f"server@{self.marks}")
+                self.progress = Progress.from_json(json.loads(json.dumps(self.progress.to_json())))
                 if self.folder is not None:
-                    self.kept = Saved({}, {}, json.loads(json.dumps(self.clock.save().clock)))
+                    self.kept = EngineState({}, {}, json.loads(json.dumps(self.engine.save().transit)))
 
-    # ---- the engine
+    # ---- what carries messages
 
-    def exchange(self, requests: Iterable[Request]) -> Iterator[Reply]:
-        # a client answers in the order in which it was asked, whoever else is faster
-        for client, wire, *_ in sorted(requests, key=lambda one: -one[0]) if self.backwards else requests:
-            state = self.clients.setdefault(client, State())
-            reply = client_module.answer(self.world, client, state, wire)
+    def submit(self, request: Request) -> None:
+        self._requests.append(request)
+
+    def ready(self) -> None:
+        return None
+
+    def replies(self) -> Iterator[Reply]:
+        # a client answers in the order of its requests, whichever other client is faster
+        requests, self._requests = self._requests, []
+        for client, wire, request_id, *_ in sorted(requests, key=lambda one: -one[0]) if self.backwards else requests:
+            state = self.clients.setdefault(client, self.runtime.new_client())
+            reply = client_module.answer(self.runtime, client, state, wire)
             if self.careless:
-                assert client_module.answer(self.world, client, state, wire) == reply
-                network = self.world.lesson(client, decode(wire).task).network
+                assert client_module.answer(self.runtime, client, state, wire) == reply
+                network = self.runtime.context(client, decode(wire).task).network
                 network.vector.fill_(1e3)
                 network.gradient.fill_(1e3)
             self.wires += [wire, reply]
-            self.privates.append(state.tensor("private"))
-            if self.folder is not None:
-                self.clients[client] = self._again(state, f"client-{client}@{len(self.wires)}")
-            yield Reply(client, reply, 0.0)
+            self.privates.append(state.private)
+            self.clients[client] = self._again(state, self.runtime.new_client(), f"client-{client}@{len(self.wires)}")
+            yield Reply(client, reply, 0.0, request_id)
 
-    def save(self) -> Saved:
-        return Saved({}, {})
+    def save(self) -> EngineState:
+        return EngineState()
 
-    def close(self) -> None:
-        pass
-
-    def _again(self, state: State, prefix: str) -> State:
+    def _again(self, state: Any, new: Any, prefix: str) -> Any:
         if self.folder is None:
             return state
-        return State.load(self.folder, json.loads(json.dumps(state.save(self.folder, prefix))))
+        return storage.load(new, self.folder, json.loads(json.dumps(storage.save(state, self.folder, prefix))))
 
-    # ---- the listener
+    # ---- events
 
-    def weighed(self, entries: Any) -> None:
+    def counted(self, entries: Any) -> None:
         pass
 
-    def answered(self, client: int, step: int, round_index: int, seconds: float, numbers: dict[str, Any]) -> None:
-        self.reports.append((client, step, round_index, numbers))
+    def replied(self, assignment: Assignment, seconds: float, fields: dict[str, Any]) -> None:
+        self.reports.append((assignment.client, assignment.task, assignment.round, fields))
 
-    def incident(self, client: int, step: int, round_index: int, reason: str) -> None:
-        self.incidents.append((client, step, round_index, reason))
+    def incident(self, client: int, task: int, round_index: int, reason: str) -> None:
+        self.incidents.append((client, task, round_index, reason))
 
-    def tested(self, client: int, step: int, accuracies: list[float]) -> None:
+    def tested(self, client: int, task: int, accuracies: list[float]) -> None:
         matrix = self.matrices.setdefault(client, [])
-        assert len(matrix) == step
+        assert len(matrix) == task
         matrix.append(accuracies)
 
     def round_done(self, progress: Progress) -> None:
@@ -219,20 +231,20 @@ class Run:
         return [decode(wire) for wire in self.wires[::2]]
 
     @functools.cached_property
-    def replies(self) -> list[Message]:
+    def answers(self) -> list[Message]:
         """Of a finished run."""
         return [decode(wire) for wire in self.wires[1::2]]
 
-    def theta(self, client: int, step: int) -> torch.Tensor:
-        """All that client's weights, biases and head with which it would now answer for one of its tasks."""
-        lesson = self.world.lesson(client, step)
-        self.method.answer_for(self.clients[client], step, lesson)
-        return lesson.network.vector.clone()
+    def theta(self, client: int, task: int) -> torch.Tensor:
+        """All weights, biases and the head of one of the client's tasks, as it would be evaluated now."""
+        ctx = self.runtime.context(client, task)
+        self.method.load_task(self.clients[client], task, ctx)
+        return ctx.network.vector.clone()
 
     def parts(self, direction: str) -> dict[tuple[int, int, int, str], Payload]:
-        """All tensors that were sent in a direction, by (client, step, round, name)."""
+        """All tensors that were sent in a direction, by (client, task, round, name)."""
         found = {}
-        for message in self.requests if direction == "s2c" else self.replies:
+        for message in self.requests if direction == "s2c" else self.answers:
             client = int((message.receiver if direction == "s2c" else message.sender).removeprefix("client-"))
             for name, payload in message.tensors.items():
                 found[client, message.task, message.round, name] = payload
@@ -246,20 +258,31 @@ class Run:
         """All that a run leaves behind, for comparing: server, clients, accuracies, progress and traffic."""
         # as lists and text: the order of the rows is part of what a run leaves behind
         found: dict[str, Any] = {"accuracy": list(self.matrices.items())}
-        found["progress"] = json.dumps(dataclasses.asdict(self.progress))
+        found["progress"] = json.dumps(self.progress.to_json())
         found["traffic"] = sorted(map(str, self.ledger.entries))
         for owner, state in {"server": self.server, **self.clients}.items():
             found |= {f"{owner} {key}": value for key, value in state_bits(state).items()}
         return found
 
 
-def state_bits(state: State) -> dict[str, Any]:
-    found: dict[str, Any] = {"numbers": json.dumps(state.numbers, sort_keys=True), "reply": state.reply}
-    for place, payloads in (("tensors", state.tensors), ("archive", state.archive)):
-        for name, payload in payloads.items():
-            pieces, found[f"{place} {name}"] = flatten(name, payload)
-            for piece, value in pieces.items():
-                found[f"{place} {piece} bits"] = value.numpy().tobytes()
+def state_bits(state: Any) -> dict[str, Any]:
+    """Every tensor of a state, bit for bit, and all the rest of it."""
+    found: dict[str, Any] = {}
+    tensors: dict[str, Payload] = {}
+    found["values"] = json.dumps(storage._split(state, "", tensors), sort_keys=True)
+    for each in dataclasses.fields(state):
+        table = getattr(state, each.name)
+        if isinstance(table, Table):
+            for key, entry in table.items():
+                path = f"{each.name}/{key}"
+                found[path] = json.dumps(storage._split(entry, path, tensors), sort_keys=True)
+    for name, payload in tensors.items():
+        if isinstance(payload, torch.Tensor) and payload.dtype == torch.uint8:
+            found[name] = payload.numpy().tobytes()
+            continue
+        pieces, found[name] = flatten(name, payload)
+        for piece, value in pieces.items():
+            found[f"{piece} bits"] = value.numpy().tobytes()
     return found
 
 
@@ -288,8 +311,8 @@ def shared_bits(finished):
     """What clients would answer with, and what was measured: the same for methods that keep other notes beside it."""
     found = {"accuracy": finished.matrices}
     for client in range(finished.plan.clients):
-        for step in range(finished.plan.tasks):
-            found[f"theta {client} {step}"] = finished.theta(client, step).numpy().tobytes()
+        for task in range(finished.plan.tasks):
+            found[f"theta {client} {task}"] = finished.theta(client, task).numpy().tobytes()
     return found
 
 

@@ -11,7 +11,7 @@ from weft.wire.tensors import dense
 
 PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets]
 NAMES = [*METHODS, *COMBINATIONS, *PRESETS]
-TALKING = [name for name in NAMES if class_of(name).talks]
+TALKING = [name for name in NAMES if class_of(name).traits.federated]
 QUICK = ["fedweit", "fedavg", "scaffold", "joint", "fedprox+ewc"]  # the others meet the contract in the slow tests
 
 
@@ -68,7 +68,7 @@ def learned_bits(finished):
 
 def start_of_a(finished):
     """What A is counted from."""
-    return finished.world.lesson(0, 0).initial()[: finished.layout.weights] * (1 / 3)
+    return finished.runtime.context(0, 0).initial()[: finished.layout.weights] * (1 / 3)
 
 
 def fresh_weit(**options):

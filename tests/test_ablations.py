@@ -16,8 +16,8 @@ from weft.wire.tensors import dense
 
 def test_everything_travels_by_default():
     finished = weit(tasks=3)
-    assert finished.names("c2s") == {"base", "adaptive"}
-    assert finished.names("s2c") == {"global", "foreign"}
+    assert finished.names("c2s") == {"weights", "adaptive"}
+    assert finished.names("s2c") == {"weights", "foreign"}
 
 
 def test_without_b_comm_no_base_travels():
@@ -25,12 +25,12 @@ def test_without_b_comm_no_base_travels():
         finished = weit(ablate="b_comm", biases=biases)
         assert finished.names("c2s") == {"adaptive"}
         assert finished.names("s2c") == {"foreign"}
-    assert not torch.equal(*(finished.clients[client].tensor("base") for client in (0, 1)))
+    assert not torch.equal(*(finished.clients[client].weights for client in (0, 1)))
 
 
 def test_without_a_comm_no_adaptive_travels():
     finished = weit(tasks=3, ablate="a_comm")
-    assert finished.names("c2s") == {"base"}
+    assert finished.names("c2s") == {"weights"}
     assert finished.names("s2c") == {"global"}
     assert not finished.server.archive
     assert all(value.count_nonzero() for value in adaptives(finished).values())  # it is there, at home
@@ -39,7 +39,7 @@ def test_without_a_comm_no_adaptive_travels():
 @pytest.mark.parametrize("past", ["frozen", "closed", "joint"])
 def test_without_a_it_is_zero_everywhere(past):
     finished = weit(tasks=3, ablate="a", past=past)
-    assert finished.names("c2s") == {"base"}
+    assert finished.names("c2s") == {"weights"}
     assert finished.names("s2c") == {"global"}
     for client in range(3):
         assert len(adaptives(finished, client)) == 3
@@ -52,10 +52,10 @@ def test_without_m_every_row_is_sent_as_it_is():
     for step in range(2):
         assert (dense(finished.clients[0].archive[f"mask/{step}"]) == 1).all()
     for key, value in finished.parts("c2s").items():
-        if key[-1] == "base":
+        if key[-1] == "weights":
             assert value.kept.all(), key
     theta, state = finished.theta(0, 0), finished.clients[0]
-    wanted = state.tensor("base") + start_of_a(finished) + dense(state.archive["adaptive/0"])
+    wanted = state.weights + start_of_a(finished) + dense(state.archive["adaptive/0"])
     assert torch.equal(theta[: finished.layout.weights], wanted)
 
 
@@ -103,7 +103,7 @@ def test_with_l2_b_stays_nearer_to_where_it_was(held):
     moved = {}
     for words in ("b_comm", "b_comm,l2"):
         Run(tiny(method="fedweit", method__ablate=words, rounds_per_task=4)).go()
-        moved[words] = (held[0]["base"] - held[0]["reference"]).norm().item()
+        moved[words] = (held[0]["weights"] - held[0]["reference"]).norm().item()
     assert moved["b_comm"] < 0.8 * moved["b_comm,l2"]
 
 

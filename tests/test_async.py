@@ -15,7 +15,7 @@ import weft
 from weft import WeftError
 from weft.core.loop import staleness_weight
 from weft.core.schedule import task_lengths
-from weft.engines.simulated import Clocked
+from weft.engines.simulated import SimulatedEngine
 from weft.methods.averaging import blend
 from weft.plan import Plan
 from weft.wire.tensors import Rows, Sparse
@@ -36,7 +36,7 @@ MODES = {
     "arrival": {"async": "updates", "tasks": 3, **UNEVEN},
     "arrival, coming and going": {"async": "updates", "clock__late": 3.0, "clock__stay": 3.0, "clock__away": 2.0},
     "arrival, faults": {"async": "updates", **UNEVEN, **FAULTS},
-    "arrival, global": {"async": "updates", "method": "fedavg", "measured_model": "global", **UNEVEN},
+    "arrival, global": {"async": "updates", "method": "fedavg", "measured_model": "weights", **UNEVEN},
     "quorum": {"quorum": 2, "rounds_per_task": 4, **UNEVEN},
     "deadline, late dropped": {"deadline": 2.0, "late": "drop", "rounds_per_task": 4, **UNEVEN},
     "deadline, coming and going": {"deadline": 2.0, "clock__stay": 3.0, "clock__away": 2.0, **UNEVEN},
@@ -158,7 +158,7 @@ def test_who_starts_a_task_gets_what_is_there_by_then(name):
     given: set[str] = set()
     ahead = 0
     asked = {request.request_id: request for request in finished.requests}
-    for request, reply in zip(finished.requests, finished.replies, strict=True):
+    for request, reply in zip(finished.requests, finished.answers, strict=True):
         me = request.receiver.removeprefix("client-")
         if (foreign := request.fields.get("foreign")) is not None:
             assert set(foreign) <= given
@@ -210,7 +210,7 @@ def test_an_answer_counts_less_the_staler_it_is():
     finished = OneWeight(tiny(**{"async": "updates", "rounds_spread": 0.0})).go()
     expected = [1, 2**-0.5, *[3**-0.5] * 10]
     assert [weight for *_, weight in finished.merged] == pytest.approx(expected)
-    assert finished.progress.merges == 12
+    assert finished.progress.version == 12
 
 
 def test_what_is_too_stale_is_not_merged():
@@ -234,7 +234,7 @@ def test_a_lone_client_learns_the_same_as_in_rounds():
     words = {"clients": 1, "method": "fedavg", "rounds_spread": 0.0, "method__average": "equal"}
     one, other = run(**words), run(**{"async": "updates"}, **words)
     assert one.matrices == other.matrices
-    assert torch.equal(one.server.tensor("global"), other.server.tensor("global"))
+    assert torch.equal(one.server.global, other.server.global)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "fedweit", "fedprox+ewc", "fedavg+apd", "stl", "ewc"])
@@ -286,9 +286,9 @@ def test_the_plan_is_read_as_it_was_written(tmp_path):
 
 def test_nobody_waits_at_a_tasks_end_for_who_is_gone(monkeypatch):
     """Somebody who has begun a task and is not expected back is not asked again, and costs no deadline at its end."""
-    here = Clocked.clients
-    monkeypatch.setattr(Clocked, "gone", lambda self: {1} if self.now() > 0 else set())
-    monkeypatch.setattr(Clocked, "clients", lambda self: [who for who in here(self) if who not in self.gone()])
+    here = SimulatedEngine.clients
+    monkeypatch.setattr(SimulatedEngine, "gone", lambda self: {1} if self.now() > 0 else set())
+    monkeypatch.setattr(SimulatedEngine, "clients", lambda self: [who for who in here(self) if who not in self.gone()])
     some = run(deadline=5.0, rounds_per_task=3, **UNEVEN)
     assert [(step, round_index) for client, step, round_index, _ in some.reports if client == 1] == [(0, 0)]
     assert sorted(some.matrices) == [0, 2]

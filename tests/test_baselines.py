@@ -13,12 +13,12 @@ from weft.core.optimizers import make_optimizer
 from weft.core.storage import State
 from weft.methods import COMBINATIONS, METHODS, class_of
 from weft.methods.fedweit.formulas import curvature_gradient
-from weft.methods.method import Lesson, in_parts
+from weft.methods.method import TaskContext, in_parts
 from weft.networks.flat import Layer, Layout
 from weft.wire.message import Message, decode, encode
 from weft.wire.tensors import Sparse, dense
 
-TALKING = [name for name in (*METHODS, *COMBINATIONS) if class_of(name).talks]
+TALKING = [name for name in (*METHODS, *COMBINATIONS) if class_of(name).traits.federated]
 AVERAGING = [name for name in TALKING if name != "fedweit"]  # they send theta itself
 
 
@@ -41,7 +41,7 @@ class OneNumber:
         )
         self.wells = wells  # (slope, best) of each client
         self.server, self.clients = State(), [State(numbers={"schedule": {"epochs": 1}}) for _ in wells]
-        self.lessons = [Lesson(client, 0, self.plan, self) for client in range(len(wells))]
+        self.lessons = [TaskContext(client, 0, self.plan, self) for client in range(len(wells))]
         self.method.open_server(self.server, torch.zeros(1), self.layout, self.plan)
         for state, lesson in zip(self.clients, self.lessons, strict=True):
             self.method.join(state, lesson)
@@ -71,7 +71,7 @@ class OneNumber:
             said.numbers["examples"] = 1
             replies.append(decode(encode(said)))
         self.method.aggregate(self.server, replies)
-        return dense(self.server.tensors["global"]).item()
+        return dense(self.server.tensors["weights"]).item()
 
     def rounds(self, count, steps):
         for _ in range(count):
@@ -110,9 +110,9 @@ def test_fedprox_pulls_towards_theta_g():
 def gradients(name, step=1, steps=1, **changed):
     """Those of a client's first batch of a round, with what the penalty added to them; and what autograd needs."""
     running = Run(tiny(method=name, **changed)).go_to(step)
-    method, state, lesson = running.method, running.clients[0], running.world.learning(0, step)
+    method, state, lesson = running.method, running.clients[0], running.runtime.training_context(0, step)
     method.begin(state, lesson)
-    if method.talks:
+    if method.traits.federated:
         tensors, numbers = method.brief(running.server, 0, step, True, running.plan)
         method.receive(state, Message("server", "client-0", "x", (), step, 0, tensors, numbers), lesson)
     work = method.open(state, lesson)
@@ -129,7 +129,7 @@ def gradients(name, step=1, steps=1, **changed):
 
 
 def by_autograd(penalty, work, layout):
-    theta = torch.cat([work.variables["base"], work.variables["private"]]).clone().requires_grad_()
+    theta = torch.cat([work.variables["weights"], work.variables["private"]]).clone().requires_grad_()
     (found,) = torch.autograd.grad(penalty(theta[: layout.body]), theta)
     return in_parts(found, layout)
 
@@ -140,12 +140,12 @@ def test_the_gradient_of_fedprox_is_that_of_its_formula(biases):
     layout, server = running.layout, running.server
     count = layout.body if biases == "shared" else layout.weights
     theta_g = torch.cat(
-        [server.tensor("global"), server.tensors.get("biases", torch.zeros(layout.body - layout.weights))]
+        [server.global, server.tensors.get("biases", torch.zeros(layout.body - layout.weights))]
     )
     wanted = by_autograd(lambda theta: 0.35 * (theta - theta_g)[:count].square().sum(), work, layout)
     for name, value in wanted.items():
         torch.testing.assert_close(added[name], value, rtol=1e-4, atol=1e-6)
-    assert added["base"].abs().max() > 0
+    assert added["weights"].abs().max() > 0
 
 
 # ---- SCAFFOLD
@@ -186,7 +186,7 @@ def test_server_rate_stretches_the_step():
 @pytest.mark.parametrize("changed", [{}, {"method__keep": 0.3}, {"clients_per_round": 2}], ids=["all", "keep", "some"])
 def test_the_servers_variate_is_the_mean_of_all_clients_and_theirs_stay_at_home(changed):
     finished = run(method="scaffold", tasks=2, **changed)
-    for name in ("base", "biases"):
+    for name in ("weights", "biases"):
         own = [state.tensor(f"own_variate/{name}") for state in finished.clients.values()]
         torch.testing.assert_close(finished.server.tensor(f"variate/{name}"), sum(own) / 3, rtol=1e-4, atol=1e-6)
     assert not any("own" in name for name in finished.server.tensors)
@@ -218,7 +218,7 @@ def test_keep_is_the_share_of_values_that_is_sent(name):
     finished = run(method=name, method__keep=0.25, tasks=2)
     weights = finished.layout.weights
     for key, value in finished.parts("c2s").items():
-        if key[-1].endswith("base"):
+        if key[-1].endswith("weights"):
             assert isinstance(value, Sparse), key
             assert len(value.values) == math.ceil(0.25 * weights)
     whole = run(method=name, tasks=2).ledger.totals()["c2s"]["bytes"]
@@ -230,19 +230,19 @@ def test_keep_is_the_share_of_values_that_is_sent(name):
 def test_what_is_kept_is_what_moved_farthest_from_theta_g(name):
     finished = Run(tiny(method=name, method__keep=0.25)).go()
     state = finished.clients[0]
-    moved = (state.tensor("base") - state.tensor("received")).abs()
-    part = finished.parts("c2s")[0, 1, 1, "base"]
+    moved = (state.weights - state.received).abs()
+    part = finished.parts("c2s")[0, 1, 1, "weights"]
     chosen = torch.zeros(len(moved), dtype=torch.bool)
     chosen[part.indices.long()] = True
     assert moved.max() > 0
     assert moved[chosen].min() >= moved[~chosen].max()
-    assert torch.equal(part.values, state.tensor("base")[chosen])
+    assert torch.equal(part.values, state.weights[chosen])
 
 
 def test_where_nobody_sent_anything_a_client_keeps_its_own():
     finished = run(method="fedavg", method__keep=0.25)
-    said = [finished.parts("c2s")[client, 0, 1, "base"].dense() for client in range(3)]
-    given = finished.parts("s2c")[0, 1, 0, "global"].dense()
+    said = [finished.parts("c2s")[client, 0, 1, "weights"].dense() for client in range(3)]
+    given = finished.parts("s2c")[0, 1, 0, "weights"].dense()
     senders = sum((value != 0).float() for value in said)
     torch.testing.assert_close(given, sum(said) / senders.clamp(min=1))
     assert (senders == 0).any()
@@ -258,9 +258,9 @@ def test_ewc_without_lambda_is_plain_training():
 
 def by_image(running, client, step, theta):
     """The Fisher information the slow way: a backward pass for each image."""
-    network = running.world.lesson(client, step).network
+    network = running.runtime.context(client, step).network
     network.vector.copy_(theta)
-    images, labels = running.world.batches(client, step, "train").take(slice(None))
+    images, labels = running.runtime.batches(client, step, "train").take(slice(None))
     total = torch.zeros_like(theta)
     for image, label in zip(images, labels, strict=True):
         network.compute_gradient(image[None], label[None])
@@ -285,7 +285,7 @@ def test_ewc_holds_what_mattered():
     wanted = by_autograd(penalty, work, finished.layout)
     for name, value in wanted.items():
         torch.testing.assert_close(added[name], value, rtol=1e-3, atol=1e-6)
-    assert added["base"].abs().max() > 1e-4
+    assert added["weights"].abs().max() > 1e-4
 
 
 def test_ewc_forgets_less_than_plain_training():
@@ -305,7 +305,7 @@ def test_ewc_forgets_less_than_plain_training():
 def test_a_task_that_was_never_trained_is_not_held():
     finished = run(method="ewc", method__lambda_ewc=10.0, rounds_per_task=1, tasks=2)
     untrained = Run(tiny(method="ewc", method__lambda_ewc=10.0))
-    state, lesson = State(), untrained.world.learning(0, 0)
+    state, lesson = State(), untrained.runtime.training_context(0, 0)
     untrained.method.join(state, lesson)
     untrained.method.begin(state, lesson)
     state.numbers["schedule"] = {"epochs": 0}
@@ -332,7 +332,7 @@ def test_fedcurv_pulls_towards_the_others():
     for client in (1, 2):
         said = running.parts("c2s")
         u = torch.cat([said[client, 0, 1, "fisher/base"], said[client, 0, 1, "fisher/biases"]])
-        theta = torch.cat([said[client, 0, 1, "base"], said[client, 0, 1, "biases"]])
+        theta = torch.cat([said[client, 0, 1, "weights"], said[client, 0, 1, "biases"]])
         others.append((u, theta))
 
     def penalty(theta):
@@ -341,7 +341,7 @@ def test_fedcurv_pulls_towards_the_others():
     assert body == len(others[0][0])
     for name, value in by_autograd(penalty, work, running.layout).items():
         torch.testing.assert_close(added[name], value, rtol=2e-3, atol=1e-5)
-    assert added["base"].abs().max() > 1e-4
+    assert added["weights"].abs().max() > 1e-4
 
 
 def test_what_fedcurv_sends_is_the_fisher_information_of_each_image():
@@ -361,7 +361,7 @@ def test_a_client_that_sat_out_has_nothing_of_its_own_to_take_out():
     counted = [request.fields["counted"] for request in finished.requests if "counted" in request.fields]
     assert True in counted
     assert counted.count(False) > 2  # more than the very first round's
-    for request, reply in zip(finished.requests, finished.replies, strict=True):
+    for request, reply in zip(finished.requests, finished.answers, strict=True):
         assert request.receiver == reply.sender
     asked = {}
     for request in finished.requests:
@@ -400,12 +400,12 @@ def test_plain_sgd_is_theta_minus_rate_times_gradient():
     """One epoch of two batches, with autograd and nothing of the library's training."""
     plan = tiny(method="local", optimizer="sgd", sgd_rate=0.05, tasks=1, rounds_per_task=1, shuffle=False, clients=1)
     finished = Run(plan).go()
-    lesson = finished.world.lesson(0, 0)
+    lesson = finished.runtime.context(0, 0)
     state = State()
     finished.method.join(state, lesson)
     finished.method.begin(state, lesson)
-    theta = torch.cat([state.tensor("base"), state.tensor("private")]).requires_grad_()
-    images, labels = finished.world.batches(0, 0, "train").take(slice(None))
+    theta = torch.cat([state.weights, state.private]).requires_grad_()
+    images, labels = finished.runtime.batches(0, 0, "train").take(slice(None))
     for part in (slice(0, 10), slice(10, 20)):
         first, second, bias1, bias2, head, bias3 = theta.split([8 * 3072, 128, 8, 16, 32, 2])
         x = functional.relu(functional.linear(images[part].flatten(1), first.view(8, -1), bias1))
@@ -451,7 +451,7 @@ def test_an_untrained_task_does_not_enter_the_drift_term():
     learned = [step for state in finished.clients.values() for step in state.numbers["learned"]]
     assert sorted(learned) == [0, 1, 2]  # one client a task; whoever is never asked has no state at all
     for client, state in finished.clients.items():
-        lesson = finished.world.learning(client, 2)
+        lesson = finished.runtime.training_context(client, 2)
         finished.method.begin(state, lesson)
         work = finished.method.open(state, lesson)
         past = [step for step in state.numbers["learned"] if step < 2]
@@ -471,19 +471,19 @@ def test_local_is_plain_training():
             first.theta(client, 1), second.theta(client, 1)
         )
     running = Run(tiny(method="local")).go_to(1)
-    base = running.clients[0].tensor("base").clone()
-    running.method.begin(running.clients[0], running.world.learning(0, 1))
-    assert torch.equal(running.clients[0].tensor("base"), base)
+    base = running.clients[0].weights.clone()
+    running.method.begin(running.clients[0], running.runtime.training_context(0, 1))
+    assert torch.equal(running.clients[0].weights, base)
 
 
 def test_joint_sees_every_task_from_the_first_step():
     running = Run(tiny(method="joint", tasks=3, rounds_per_task=4)).go_to(1)
-    network = running.world.lesson(0, 0).network
+    network = running.runtime.context(0, 0).network
     assert network.heads == (2, 2, 2)
-    state, lesson = State(), running.world.learning(0, 0)
+    state, lesson = State(), running.runtime.training_context(0, 0)
     running.method.join(state, lesson)
     running.method.begin(state, lesson)
-    moved = (running.clients[0].tensor("private") - state.tensor("private")).abs()
+    moved = (running.clients[0].private - state.private).abs()
     heads = moved[-6 * 17 : -6].view(6, 16)
     assert (heads.amax(dim=1) > 0).all()  # a row for each class of each of the three tasks
     running.go()
@@ -492,20 +492,20 @@ def test_joint_sees_every_task_from_the_first_step():
 
 
 def test_joint_normalises_each_image_as_its_own_task_does():
-    world = Run(tiny(method="joint", tasks=3)).world
-    pooled = world.learning(0, 1).load("train")
+    runtime = Run(tiny(method="joint", tasks=3)).runtime
+    pooled = runtime.training_context(0, 1).load("train")
     images, labels = pooled.take(slice(None))
     assert (len(pooled), pooled.epoch) == (60, 20)
     for step in range(3):
-        own, own_labels = world.batches(0, step, "train").take(slice(None))
+        own, own_labels = runtime.batches(0, step, "train").take(slice(None))
         assert torch.equal(images[20 * step : 20 * step + 20], own)
         assert torch.equal(labels[20 * step : 20 * step + 20], own_labels)
         assert set(own_labels.tolist()) == {2 * step, 2 * step + 1}
 
 
 def test_a_task_that_is_over_shows_its_images_to_nobody():
-    world = Run(tiny(method="ewc")).world
+    runtime = Run(tiny(method="ewc")).runtime
     with pytest.raises(AssertionError, match="only while it is being learned"):
-        world.lesson(0, 0).load("train")
-    assert len(world.learning(0, 1).load("train")) == 20
-    assert torch.equal(world.learning(0, 1).load("train").images, world.batches(0, 1, "train").images)
+        runtime.context(0, 0).load("train")
+    assert len(runtime.training_context(0, 1).load("train")) == 20
+    assert torch.equal(runtime.training_context(0, 1).load("train").images, runtime.batches(0, 1, "train").images)

@@ -9,9 +9,9 @@ from helpers import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.core.engine import Reply, Request, Saved
+from weft.core.engine import Reply, Request, EngineState
 from weft.engines.clock import Clock
-from weft.engines.simulated import Clocked
+from weft.engines.simulated import SimulatedEngine
 from weft.plan import ClockOptions as Options
 
 OPTIONS = st.builds(
@@ -68,7 +68,7 @@ class Echo:
             yield Reply(request.client, request.wire, 0.5)
 
     def save(self):
-        return Saved({}, {})
+        return EngineState({}, {})
 
     def close(self):
         pass
@@ -78,9 +78,9 @@ def request(client: int, number: int, crosses: bool = True) -> Request:
     return Request(client, f"{client}/{number}".encode(), f"0.{number}.{client}", crosses=crosses)
 
 
-def clocked(**words) -> tuple[Clocked, Echo]:
+def clocked(**words) -> tuple[SimulatedEngine, Echo]:
     carrier = Echo()
-    return Clocked(tiny(clients=6, **words), carrier), carrier
+    return SimulatedEngine(tiny(clients=6, **words), carrier), carrier
 
 
 @settings(max_examples=60)
@@ -144,7 +144,7 @@ def test_what_crosses_no_wire_is_there_at_once():
 @pytest.mark.parametrize("when", [0, 1, 3])
 def test_what_is_on_its_way_survives_a_stop(tmp_path, when):
     def engine(saved=None):
-        return Clocked(tiny(clients=6, deadline=0.5, clock__spread=3.0), Echo(), tmp_path, saved)
+        return SimulatedEngine(tiny(clients=6, deadline=0.5, clock__spread=3.0), Echo(), tmp_path, saved)
 
     whole, stopped = engine(), engine()
     for one in (whole, stopped):

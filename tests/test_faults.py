@@ -16,8 +16,8 @@ from helpers import Run, differences, run, state_bits, tiny, vector
 import weft
 from weft import WeftError
 from weft import registry as named
-from weft.core.checks import Inspector, Refused, forms_of
-from weft.core.schedule import Visit
+from weft.core.checks import ReplyChecks, RejectedReply, forms_of
+from weft.core.schedule import Assignment
 from weft.engines.faults import corrupted, fate
 from weft.plan import FaultOptions as Options
 from weft.plan import Plan
@@ -125,16 +125,16 @@ def test_begin_and_finish_twice_are_done_once():
 # ---- what an answer must be ------------------------------------------------------------------------------------------
 
 
-def asked(*ops: str, client: int = 1, step: int = 0, round_index: int = 0) -> Visit:
-    return Visit(client, step, round_index, ops, True)
+def asked(*ops: str, client: int = 1, step: int = 0, round_index: int = 0) -> Assignment:
+    return Assignment(client, step, round_index, ops, True)
 
 
 @pytest.fixture(scope="module")
-def right() -> tuple[Inspector, Message, Visit]:
+def right() -> tuple[ReplyChecks, Message, Assignment]:
     """A FedWeIT answer to the last round of a task, as it should be."""
     finished = run()
     place = next(n for n, request in enumerate(finished.requests) if "give" in request.ops)
-    request, reply = finished.requests[place], finished.replies[place]
+    request, reply = finished.requests[place], finished.answers[place]
     client = int(request.receiver.removeprefix("client-"))
     visit = asked(*request.ops, client=client, task=request.task, round_index=request.round)
     return finished.inspector, reply, visit._replace(told=request.fields)
@@ -142,15 +142,15 @@ def right() -> tuple[Inspector, Message, Visit]:
 
 def test_what_is_right_passes(right):
     inspector, reply, visit = right
-    assert set(reply.tensors) == {"base", "adaptive"}
+    assert set(reply.tensors) == {"weights", "adaptive"}
     assert inspector.open(encode(reply), visit.client, {visit.request_id: visit})[1] == visit
-    without = dataclasses.replace(reply, tensors={"base": reply.tensors["base"]})  # it shares nothing of its A
+    without = dataclasses.replace(reply, tensors={"weights": reply.tensors["weights"]})  # it shares nothing of its A
     assert inspector.fault(without, visit) == ""
 
 
 def changed(part: str, how: Any) -> Any:
     def change(reply: Message) -> Message:
-        if part in ("base", "adaptive"):
+        if part in ("weights", "adaptive"):
             return dataclasses.replace(reply, tensors={**reply.tensors, part: how(reply.tensors[part])})
         if part.startswith("number/"):
             return dataclasses.replace(reply, fields={**reply.fields, part.removeprefix("number/"): how})
@@ -165,14 +165,14 @@ WRONG = {
     "another task": (changed("task", 7), "task 7"),
     "another round": (changed("round", 7), "round 7"),
     "requests": (changed("ops", ("train",)), "not what was asked"),
-    "dense": (changed("base", lambda base: base.dense()), "is dense and not rows"),
+    "dense": (changed("weights", lambda base: base.dense()), "is dense and not rows"),
     "longer": (changed("adaptive", lambda a: Sparse(a.size + 1, a.indices, a.values)), "in another order or number"),
     "other rows": (
-        changed("base", lambda b: Rows(((b.size, 1),), torch.ones(b.size, dtype=torch.bool), b.dense())),
+        changed("weights", lambda b: Rows(((b.size, 1),), torch.ones(b.size, dtype=torch.bool), b.dense())),
         "in another order or number",
     ),
     "a huge value": (
-        changed("base", lambda b: Rows(b.segments, b.kept, b.values.index_fill(0, torch.tensor([3]), 1e20))),
+        changed("weights", lambda b: Rows(b.segments, b.kept, b.values.index_fill(0, torch.tensor([3]), 1e20))),
         "max_update_norm",
     ),
     "a strange tensor": (changed("tensors", {"theta": vector(1)}), "was not asked for"),
@@ -193,8 +193,8 @@ WRONG = {
     "density in words": (changed("number/density", ["thin"]), "density cannot be"),
     "metrics that nobody wants": (changed("number/metrics", [{"recall": [1.0]}]), "metrics was not asked for"),
     "a book": (changed("number/remarks", ["x" * 40] * 100), "other names than weft's take 4,4"),
-    "all rows": (changed("base", lambda b: Rows.of(b.dense(), b.segments, torch.ones_like(b.kept))), "in turn"),
-    "no row": (changed("base", lambda b: Rows.of(b.dense(), b.segments, torch.zeros_like(b.kept))), "in turn"),
+    "all rows": (changed("weights", lambda b: Rows.of(b.dense(), b.segments, torch.ones_like(b.kept))), "in turn"),
+    "no row": (changed("weights", lambda b: Rows.of(b.dense(), b.segments, torch.zeros_like(b.kept))), "in turn"),
 }
 
 
@@ -202,37 +202,37 @@ WRONG = {
 def test_what_is_wrong_is_refused(right, name):
     inspector, reply, visit = right
     change, said = WRONG[name]
-    with pytest.raises(Refused, match=said) as caught:
+    with pytest.raises(RejectedReply, match=said) as caught:
         inspector.open(encode(change(reply)), visit.client, {visit.request_id: visit})
     assert "\n" not in str(caught.value)
 
 
 def test_with_rows_of_its_own_choice_a_client_chooses_no_more_than_its_share():
     finished = run(method__rows="strongest", tasks=1)
-    request, reply = finished.requests[0], finished.replies[0]
+    request, reply = finished.requests[0], finished.answers[0]
     visit = asked(*request.ops, client=0)._replace(told=request.fields)
     assert finished.inspector.fault(reply, visit) == ""
-    base = reply.tensors["base"]
-    more = changed("base", lambda b: Rows.of(b.dense(), b.segments, torch.ones_like(b.kept)))(reply)
+    base = reply.tensors["weights"]
+    more = changed("weights", lambda b: Rows.of(b.dense(), b.segments, torch.ones_like(b.kept)))(reply)
     assert "more rows of fc1.weight than the share of 0.3" in finished.inspector.fault(more, visit)
-    other = changed("base", lambda b: Rows.of(b.dense(), b.segments, b.kept.roll(1)))(reply)
-    assert base.kept.tolist() != other.tensors["base"].kept.tolist()
+    other = changed("weights", lambda b: Rows.of(b.dense(), b.segments, b.kept.roll(1)))(reply)
+    assert base.kept.tolist() != other.tensors["weights"].kept.tolist()
     assert finished.inspector.fault(other, visit) == ""
 
 
 def test_without_masks_all_rows_are_sent():
     finished = run(method__ablate="m", tasks=1)
-    request, reply = finished.requests[0], finished.replies[0]
+    request, reply = finished.requests[0], finished.answers[0]
     visit = asked(*request.ops, client=0)._replace(told=request.fields)
     assert finished.inspector.fault(reply, visit) == ""
-    fewer = changed("base", lambda b: Rows.of(b.dense(), b.segments, b.kept & (torch.arange(len(b.kept)) > 0)))(reply)
+    fewer = changed("weights", lambda b: Rows.of(b.dense(), b.segments, b.kept & (torch.arange(len(b.kept)) > 0)))(reply)
     assert "not all rows" in finished.inspector.fault(fewer, visit)
 
 
 def test_a_replay_is_refused(right):
     inspector, reply, visit = right
     for out in ({}, {"9.9.9": visit}, {visit.request_id: visit._replace(client=visit.client + 1)}):
-        with pytest.raises(Refused, match="not asked or is answered already") as caught:
+        with pytest.raises(RejectedReply, match="not asked or is answered already") as caught:
             inspector.open(encode(reply), visit.client, out)
         assert caught.value.foreign
 
@@ -280,7 +280,7 @@ def test_a_client_near_divergence_is_heard(right):
 )
 def test_metrics_are_those_of_the_plan(metrics, said):
     finished = run(tasks=1, rounds_per_task=1, metrics="recall,balanced")
-    reply, visit = finished.replies[0], asked(*finished.requests[0].ops, client=0)
+    reply, visit = finished.answers[0], asked(*finished.requests[0].ops, client=0)
     assert finished.inspector.fault(reply, visit) == ""
     fields = {name: value for name, value in reply.fields.items() if name != "metrics"}
     if metrics is not None:
@@ -306,7 +306,7 @@ def test_who_repeats_itself_is_heard_once():
     honest = run(method="fedavg", quorum=3)
     loud = Replayer(tiny(method="fedavg", quorum=3))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.engines.simulated.Clocked._compute", _compute_with_echo)
+        patch.setattr("weft.engines.simulated.SimulatedEngine._compute", _compute_with_echo)
         loud.go()
     assert loud.incidents
     assert all("answered already" in reason for *_, reason in loud.incidents)
@@ -314,7 +314,7 @@ def test_who_repeats_itself_is_heard_once():
 
 
 def _compute_with_echo(self):
-    """As `Clocked._compute`, for clients that answer more often than they are asked."""
+    """As `SimulatedEngine._compute`, for clients that answer more often than they are asked."""
     waiting = [flight for flight in self._flights if not flight.computed]
     by_client = {flight.client: flight for flight in waiting}
     requests = [(flight.client, flight.wire, flight.request_id, True) for flight in waiting]

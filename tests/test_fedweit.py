@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import CachedWorld, Run, layout_of, run, spread, tiny, vector
+from helpers import CachedRuntime, Run, layout_of, run, spread, tiny, vector
 from methods_helpers import (
     adaptives,
     fresh,
@@ -35,9 +35,9 @@ def test_fedweit_without_all_that_is_its_own_is_fedavg(changed):
     ours = weit(**PLAIN, **changed)
     plain = run(method="fedavg", method__biases="private", method__average="equal", **changed)
     assert ours.matrices == plain.matrices
-    assert torch.equal(dense(ours.server.tensors["global"]), plain.server.tensor("global"))
+    assert torch.equal(dense(ours.server.tensors["weights"]), plain.server.global)
     for client in range(3):
-        assert torch.equal(ours.clients[client].tensor("base"), plain.clients[client].tensor("base"))
+        assert torch.equal(ours.clients[client].weights, plain.clients[client].weights)
     for key, value in plain.parts("c2s").items():
         assert torch.equal(dense(ours.parts("c2s")[key]), value)
 
@@ -47,14 +47,14 @@ def test_each_part_matters_to_that_limit(word):
     ablate = ",".join(sorted(set(PLAIN["ablate"].split(",")) - {word}))
     plain = run(method="fedavg", method__biases="private", method__average="equal")
     assert not torch.equal(
-        weit(**PLAIN | {"ablate": ablate}).clients[0].tensor("base"), plain.clients[0].tensor("base")
+        weit(**PLAIN | {"ablate": ablate}).clients[0].weights, plain.clients[0].weights
     )
 
 
 # ---- FedWeIT: its options
 
 
-class UnevenWorld(CachedWorld):
+class UnevenWorld(CachedRuntime):
     """Client 0 has half as many training images as the others."""
 
     def _load(self, client, step, part):
@@ -127,9 +127,9 @@ def test_average_has_an_effect_where_clients_differ_in_size(name):
     found = []
     for average in ("equal", "examples"):
         plan = tiny(method=name, method__average=average)
-        finished = Run(plan, world=UnevenWorld(plan)).go()
-        assert {reply.fields["examples"] for reply in finished.replies} == {10, 20}
-        found.append(dense(finished.server.tensors["global"]))
+        finished = Run(plan, runtime=UnevenWorld(plan)).go()
+        assert {reply.fields["examples"] for reply in finished.answers} == {10, 20}
+        found.append(dense(finished.server.tensors["weights"]))
     assert (found[0] - found[1]).abs().max() > 1e-4
 
 
@@ -137,7 +137,7 @@ SEGMENTS = ((2, 1), (1, 2))  # two rows of one weight, one row of two
 
 
 def rows(kept, *values):
-    return {"base": Rows(SEGMENTS, torch.tensor(kept), vector(*values))}
+    return {"weights": Rows(SEGMENTS, torch.tensor(kept), vector(*values))}
 
 
 @pytest.mark.parametrize(
@@ -159,78 +159,78 @@ def test_fedweit_mean_by_hand(options, wanted):
         rows([False, False, True], 4, 6),
     )
     method.aggregate(server, replies_of(first, second, third, examples=(10, 30, 10)))
-    found = server.tensors["global"]
+    found = server.tensors["weights"]
     assert found.kept.tolist() == [True, False, True]
     assert found.dense().tolist() == pytest.approx(wanted)
     method.aggregate(server, replies_of({}, {"adaptive": Sparse.of(vector(1))}))
-    assert same(server.tensors["global"], found)
+    assert same(server.tensors["weights"], found)
 
 
 def test_b_becomes_theta_g_where_it_is_not_zero():
     """Section 3.4: B(n) = theta_G(n) for the n where theta_G is not 0."""
     finished = fresh(method="fedweit", method__keep=0.3)
     client, layout = finished.clients[0], finished.layout
-    own = client.tensor("base").clone()
+    own = client.weights.clone()
     theta_g = torch.arange(1.0, layout.weights + 1)
     kept = torch.arange(layout.rows) % 2 == 0
     message = Message("server", "client-0", "x", (), 1, 0, {"global": Rows.of(theta_g, layout.segments, kept)})
-    finished.method.receive(client, message, finished.world.lesson(0, 1))
-    for layer, found in layout.by_layer(client.tensor("base")):
+    finished.method.receive(client, message, finished.runtime.context(0, 1))
+    for layer, found in layout.by_layer(client.weights):
         for row in range(layer.rows):
             source = theta_g if kept[layer.first_row + row] else own
             assert torch.equal(found[row], source[layer.span].view(layer.rows, -1)[row])
 
 
 def kept_rows(finished):
-    return [value.kept for (*_, name), value in finished.parts("c2s").items() if name == "base"]
+    return [value.kept for (*_, name), value in finished.parts("c2s").items() if name == "weights"]
 
 
 def test_keep_is_the_share_of_rows_that_is_sent():
     for keep, each in ((0.3, [3, 5]), (0.5, [4, 8]), (1.0, [8, 16])):  # of 8 and 16 rows, rounded up
         for kept in kept_rows(weit(keep=keep)):
             assert [int(part.sum()) for part in kept.split([8, 16])] == each
-    sums = weit(keep=0.3).ledger.by("direction", "tensor")["c2s", "base"]
+    sums = weit(keep=0.3).ledger.by("direction", "tensor")["c2s", "weights"]
     assert sums.bytes == 12 * (
         4 * (3 * 3072 + 5 * 8) + 3
     )  # twelve replies: values of eight rows, and a bit for each of 24
 
 
 def test_the_rows_sent_are_those_of_the_strongest_mask_and_of_b_itself():
-    for send in ("base", "product"):
+    for send in ("weights", "product"):
         finished = fresh(method="fedweit", method__send=send, method__rows="strongest")
         state, layout = finished.clients[0], finished.layout
-        part = finished.parts("c2s")[0, 1, 1, "base"]
-        mask = state.tensor("mask").sigmoid()
+        part = finished.parts("c2s")[0, 1, 1, "weights"]
+        mask = state.mask.sigmoid()
         for layer in layout.layers:
             kept = part.kept[layer.row_span]
             assert mask[layer.row_span][kept].min() >= mask[layer.row_span][~kept].max()
-        base = state.tensor("base")
+        base = state.weights
         factor = spread(layout, mask) if send == "product" else 1.0
         torch.testing.assert_close(part.dense(), Rows.of(base * factor, layout.segments, part.kept).dense())
 
 
 def test_rows_are_sent_in_turn_the_same_by_everybody():
     finished = weit(tasks=2, keep=0.3)
-    rounds = finished.world.plan.rounds_per_task
+    rounds = finished.runtime.plan.rounds_per_task
     for (_, step, round_index, name), value in finished.parts("c2s").items():
-        if name == "base":  # on and on, over the ends of tasks
+        if name == "weights":  # on and on, over the ends of tasks
             assert torch.equal(value.kept, rows_in_turn(finished.layout, step * rounds + round_index, 0.3))
-    down = [value for (*_, name), value in finished.parts("s2c").items() if name == "global"]
+    down = [value for (*_, name), value in finished.parts("s2c").items() if name == "weights"]
     assert {int(value.kept.sum()) for value in down} == {0, 3 + 5}  # what everybody draws from the seed is not sent
 
 
 def test_a_client_that_was_not_asked_is_told_all_that_changed_meanwhile():
     finished = weit(clients=5, clients_per_round=2, tasks=2, rounds_per_task=4, keep=0.3)
-    initial = finished.world.lesson(0, 0).initial()[: finished.layout.weights]
+    initial = finished.runtime.context(0, 0).initial()[: finished.layout.weights]
     theta_g, known, counts = initial.clone(), [initial.clone() for _ in range(5)], set()
     down, up = finished.parts("s2c"), finished.parts("c2s")
-    for step, round_index in sorted({place[1:3] for place in up if place[3] == "base"}):
+    for step, round_index in sorted({place[1:3] for place in up if place[3] == "weights"}):
         for client in range(5):
             if (news := down.get((client, step, round_index, "global"))) is not None:
                 assert torch.equal(news.over(known[client]), theta_g)
                 counts.add(int(news.kept.sum()))
                 known[client] = theta_g.clone()
-        sent_up = [up[c, step, round_index, "base"] for c in range(5) if (c, step, round_index, "base") in up]
+        sent_up = [up[c, step, round_index, "weights"] for c in range(5) if (c, step, round_index, "weights") in up]
         averaging.average(sent_up, [1.0] * len(sent_up)).over(theta_g)
     assert len(sent_up) == 2
     assert len(counts) > 2  # some had missed more than others
@@ -245,15 +245,15 @@ def test_who_has_left_or_sent_nothing_is_told_again():
     for turn in range(2):
         told = [method.brief(server, client, 0, False, plan)[1] for client in (0, 1)]
         rows = Rows.of(torch.full((4,), 1.0 + turn), layout.segments, rows_in_turn(layout, turn, 0.5))
-        replies = replies_of({"base": rows}, {})
+        replies = replies_of({"weights": rows}, {})
         for client in (0, 1):
             method.confirm(server, client, replies[client], told[client])
         method.aggregate(server, replies)
-    news = [method.brief(server, client, 0, False, plan)[0]["global"].kept.tolist() for client in (0, 1)]
+    news = [method.brief(server, client, 0, False, plan)[0]["weights"].kept.tolist() for client in (0, 1)]
     assert news == [[False, False, True, True], [True] * 4]
     assert method.brief(server, 0, 0, False, plan)[1] == {"turn": 2}
     method.part(server, 0)
-    assert method.brief(server, 0, 0, False, plan)[0]["global"].kept.all()
+    assert method.brief(server, 0, 0, False, plan)[0]["weights"].kept.all()
 
 
 def test_a_late_answer_confirms_what_came_with_its_own_request():
@@ -265,20 +265,20 @@ def test_a_late_answer_confirms_what_came_with_its_own_request():
 
     def merge(turn):
         rows = Rows.of(torch.full((4,), 1.0 + turn), layout.segments, rows_in_turn(layout, turn, 0.5))
-        replies = replies_of({"base": rows})
+        replies = replies_of({"weights": rows})
         method.aggregate(server, replies)
         return replies[0]
 
     _, first = method.brief(server, 1, 0, False, plan)
     late = merge(0)
     sent, second = method.brief(server, 1, 0, False, plan)
-    assert sent["global"].kept.tolist() == [True, True, False, False]
+    assert sent["weights"].kept.tolist() == [True, True, False, False]
     method.confirm(server, 1, late, first)
     merge(1)
-    assert method.brief(server, 1, 0, False, plan)[0]["global"].kept.all()
+    assert method.brief(server, 1, 0, False, plan)[0]["weights"].kept.all()
     method.confirm(server, 1, late, second)
     method.confirm(server, 1, late, first)  # in the wrong order: what has arrived has arrived
-    assert method.brief(server, 1, 0, False, plan)[0]["global"].kept.tolist() == [False, False, True, True]
+    assert method.brief(server, 1, 0, False, plan)[0]["weights"].kept.tolist() == [False, False, True, True]
 
 
 def test_rows_that_only_a_late_answer_brings_are_not_its_alone():
@@ -288,9 +288,9 @@ def test_rows_that_only_a_late_answer_brings_are_not_its_alone():
     method.open_server(server, torch.zeros(4), layout, plan)
     in_turn = [Rows.of(torch.full((4,), 1.0), layout.segments, rows_in_turn(layout, 1, 0.5)) for _ in range(3)]
     late = Rows.of(torch.full((4,), 100.0), layout.segments, rows_in_turn(layout, 0, 0.5))
-    method.aggregate(server, replies_of(*({"base": rows} for rows in [*in_turn, late]), examples=[1] * 4))
-    assert server.tensor("anchor").tolist() == [25, 25, 1, 1]  # a quarter of the way; and the mean of those in turn
-    assert server.tensors["global"].dense().tolist() == [25, 25, 1, 1]
+    method.aggregate(server, replies_of(*({"weights": rows} for rows in [*in_turn, late]), examples=[1] * 4))
+    assert server.anchor.tolist() == [25, 25, 1, 1]  # a quarter of the way; and the mean of those in turn
+    assert server.tensors["weights"].dense().tolist() == [25, 25, 1, 1]
 
 
 def test_theta_is_eq_1():
@@ -299,7 +299,7 @@ def test_theta_is_eq_1():
     state, layout = finished.clients[1], finished.layout
     for step in range(3):
         mask = dense(state.archive[f"mask/{step}"])
-        wanted = state.tensor("base") * spread(layout, mask) + start_of_a(finished)
+        wanted = state.weights * spread(layout, mask) + start_of_a(finished)
         wanted = wanted + dense(state.archive[f"adaptive/{step}"])
         keys = state.numbers[f"foreign/{step}"]
         assert len(keys) == 2 * step
@@ -324,22 +324,22 @@ def test_prune_below_holds_for_what_is_stored_and_sent():
 
 def test_masks_that_are_not_trained_stay_where_they_started():
     finished = weit(mask_trained=False, mask_start=0.25)
-    assert (finished.clients[0].tensor("mask") == 0.25).all()
-    assert (weit(mask_start=0.25).clients[0].tensor("mask") != 0.25).sum() > 12  # of 24; a unit may be dead
+    assert (finished.clients[0].mask == 0.25).all()
+    assert (weit(mask_start=0.25).clients[0].mask != 0.25).sum() > 12  # of 24; a unit may be dead
 
 
 @pytest.mark.parametrize("origin", ["start", "zero"])
 def test_a_starts_at_a_share_of_the_initial_weights(origin):
     running = Run(tiny(method="fedweit", method__adaptive_start=0.25, method__adaptive_origin=origin))
-    state, lesson = State(), running.world.lesson(0, 0)
+    state, lesson = State(), running.runtime.context(0, 0)
     running.method.join(state, lesson)
     running.method.begin(state, lesson)
     share = 0.25 if origin == "zero" else 0.0  # A is counted from its start, and is none
-    torch.testing.assert_close(state.tensor("adaptive"), state.tensor("base") * share)
+    torch.testing.assert_close(state.adaptive, state.weights * share)
     work = running.method.open(state, lesson)
     running.method.compose(work)
     theta = lesson.network.vector[: lesson.layout.weights]
-    torch.testing.assert_close(theta, state.tensor("base") * 0.75)  # a half of B, and a quarter
+    torch.testing.assert_close(theta, state.weights * 0.75)  # a half of B, and a quarter
 
 
 @pytest.mark.parametrize("name", ["fedweit", "apd"])
@@ -349,9 +349,9 @@ def test_the_gradients_of_a_step_are_those_of_eq_2(name, mask, past):
     weights = {"lambda_sparsity": 0.3, "lambda_mask": 0.2, "lambda_drift": 5.0, "weight_decay": 0.05}
     options = {"mask": mask, "mask_start": 0.5, "mask_spread": 0.2, "sparsify": "gradient", "past": past, **weights}
     running = Run(tiny(method=name, **{f"method__{key}": value for key, value in options.items()})).go_to(1)
-    method, state, lesson, layout = running.method, running.clients[0], running.world.lesson(0, 1), running.layout
+    method, state, lesson, layout = running.method, running.clients[0], running.runtime.context(0, 1), running.layout
     method.begin(state, lesson)
-    if method.talks:
+    if method.traits.federated:
         tensors, numbers = method.brief(running.server, 0, 1, True, running.plan)
         method.receive(state, Message("server", "client-0", "x", (), 1, 0, tensors, numbers), lesson)
     rng = torch.Generator().manual_seed(0)
@@ -359,8 +359,8 @@ def test_the_gradients_of_a_step_are_those_of_eq_2(name, mask, past):
     if past != "frozen":  # as an earlier round of the task has left it
         state.archive["adaptive/0"] = Sparse.of(before + 0.01 * torch.randn(layout.weights, generator=rng))
     work = method.open(state, lesson)
-    work.variables["base"].add_(0.01 * torch.randn(layout.weights, generator=rng))
-    images, labels = running.world.batches(0, 1, "train").take(torch.arange(20))
+    work.variables["weights"].add_(0.01 * torch.randn(layout.weights, generator=rng))
+    images, labels = running.runtime.batches(0, 1, "train").take(torch.arange(20))
     for _ in range(2):  # of the second step too: nothing is left over from the first
         method.compose(work)
         lesson.network.compute_gradient(images, labels)
@@ -370,11 +370,11 @@ def test_the_gradients_of_a_step_are_those_of_eq_2(name, mask, past):
         method.constrain(work, 0.1)
 
     v = {name: value.clone().requires_grad_() for name, value in work.variables.items()}
-    wanted = {"base", "mask", "adaptive", "private", *(["adaptive/0"] if past == "joint" else [])}
+    wanted = {"weights", "mask", "adaptive", "private", *(["adaptive/0"] if past == "joint" else [])}
     wanted |= {"attention"} if name == "fedweit" else set()
     assert set(v) == set(found) == wanted
     m = v["mask"].sigmoid() if mask == "sigmoid" else v["mask"]
-    theta = v["base"] * spread(layout, m) + start_of_a(running) + v["adaptive"]
+    theta = v["weights"] * spread(layout, m) + start_of_a(running) + v["adaptive"]
     for place, key in enumerate(state.numbers.get("foreign", [])):
         alpha = v["attention"].view(2, 2)
         by_weight = torch.cat([alpha[i, place].expand(x.rows * x.width) for i, x in enumerate(layout.layers)])
@@ -386,7 +386,7 @@ def test_the_gradients_of_a_step_are_those_of_eq_2(name, mask, past):
     loss = functional.cross_entropy(functional.linear(x, head.view(2, 16), bias3), labels)
     past_mask, past_a = spread(layout, dense(state.archive["mask/0"])), dense(state.archive["adaptive/0"])
     past_a = v.get("adaptive/0", past_a)
-    moved = (v["base"] - state.tensor("reference")) * past_mask + past_a - before
+    moved = (v["weights"] - state.reference) * past_mask + past_a - before
     objective = loss + 0.3 * (v["adaptive"].abs().sum() + past_a.abs().sum()) + 0.2 * m.abs().sum()
     objective = objective + 5 * moved.square().sum()
     objective = objective + 0.05 * (v["adaptive"].square().sum() + v["mask"].square().sum())

@@ -137,11 +137,11 @@ def test_a_client_meets_kb_in_its_first_exchange_of_a_task():
 def test_attention_starts_even():
     running = Run(tiny(method="fedweit", tasks=2))
     running.go_to(1)
-    lesson, state = running.world.lesson(0, 1), running.clients[0]
+    lesson, state = running.runtime.context(0, 1), running.clients[0]
     tensors, numbers = running.method.brief(running.server, 0, 1, True, running.plan)
     running.method.begin(state, lesson)
     running.method.receive(state, Message("server", "client-0", "x", (), 1, 0, tensors, numbers), lesson)
-    assert state.tensor("attention").tolist() == [0.5] * 4  # two foreign A's, two layers
+    assert state.attention.tolist() == [0.5] * 4  # two foreign A's, two layers
 
 
 def trained(finished):
@@ -163,7 +163,7 @@ def test_all_that_trained_give_their_a(unchosen, seed):
     assert {key[2:] for key in weighed if key[:2] == ("c2s", "adaptive")} == set(given)  # also when it is sent alone
     for client, step in given:
         (reply,) = (
-            r for r in finished.replies if r.sender == f"client-{client}" and r.step == step and "adaptive" in r.tensors
+            r for r in finished.answers if r.sender == f"client-{client}" and r.step == step and "adaptive" in r.tensors
         )
         assert same(reply.tensors["adaptive"], finished.server.archive[f"{client}.{step}"])
         assert same(reply.tensors["adaptive"], finished.clients[client].archive[f"adaptive/{step}"])
@@ -172,7 +172,7 @@ def test_all_that_trained_give_their_a(unchosen, seed):
 @pytest.mark.parametrize("unchosen", [True, False])
 def test_kb_clients_chosen_are_those_of_the_last_round(unchosen):
     finished = weit(tasks=3, clients_per_round=1, train_unchosen=unchosen, kb_clients="chosen")
-    last = {(client, step) for client, step, r, name in finished.parts("c2s") if r == 1 and name == "base"}
+    last = {(client, step) for client, step, r, name in finished.parts("c2s") if r == 1 and name == "weights"}
     assert len(last) == 3
     assert set(map(origin, finished.server.archive)) == last
 
@@ -190,8 +190,8 @@ def test_train_unchosen(name):
     """All train in every round, and only the chosen talk."""
     finished = run(method=name, clients_per_round=1, train_unchosen=True, measured_model="own")
     assert len([1 for *_, numbers in finished.reports if numbers.get("images")]) == 3 * 2 * 2
-    up = [(step, r) for _, step, r, part in finished.parts("c2s") if part == "base"]
-    down = [(step, r) for _, step, r, part in finished.parts("s2c") if part == "global"]
+    up = [(step, r) for _, step, r, part in finished.parts("c2s") if part == "weights"]
+    down = [(step, r) for _, step, r, part in finished.parts("s2c") if part == "weights"]
     assert sorted(up) == sorted(down) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     alone = [r for r in finished.requests if not r.tensors]
     assert len(alone) == 8
@@ -225,7 +225,7 @@ def test_joint_past_a_is_learned_against_the_change_of_b(held):
     running.go()
     state = running.clients[0]
     mask = spread(running.layout, dense(state.archive["mask/0"]))
-    change = (held[0]["base"] - held[0]["reference"]) * mask  # dB * m
+    change = (held[0]["weights"] - held[0]["reference"]) * mask  # dB * m
     move = adaptives(running)["adaptive/0"] - old  # dA
     assert torch.corrcoef(torch.stack([change, move]))[0, 1] < -0.3
 
@@ -252,7 +252,7 @@ def test_what_belongs_to_a_past_task_stays(past):
 def test_no_two_tensors_of_a_client_share_memory(name):
     """What is learned in place would change what is remembered beside it, and no file could hold both."""
     running = Run(
-        tiny(method=name, **({"method__keep": 0.5} if "keep" in class_of(name).options_class.model_fields else {}))
+        tiny(method=name, **({"method__keep": 0.5} if "keep" in class_of(name).Options.model_fields else {}))
     )
     running.go_to(1)
     for state in running.clients.values():
@@ -264,19 +264,19 @@ def test_no_two_tensors_of_a_client_share_memory(name):
 
 def test_between_tasks_a_client_keeps_no_whole_vector_but_b():
     state = weit().clients[0]
-    assert [key for key, value in state.tensors.items() if size(value) == weit().layout.weights] == ["base"]
+    assert [key for key, value in state.tensors.items() if size(value) == weit().layout.weights] == ["weights"]
 
 
 def test_drift_is_counted_from_b_before_or_after_theta_g(held):
     """Row 21 of fidelity.md: `own` is B at the end of task t-1, `received` is B once theta_G is in."""
     for drift_from in ("own", "received"):
         running = Run(tiny(method="fedweit", method__drift_from=drift_from)).go_to(1)
-        end = running.clients[0].tensor("base").clone()
+        end = running.clients[0].weights.clone()
         running.go()
         reference = held[0]["reference"]
         assert torch.equal(reference, end) == (drift_from == "own")
         if drift_from == "received":
-            theta_g = running.parts("s2c")[0, 1, 0, "global"].dense()
+            theta_g = running.parts("s2c")[0, 1, 0, "weights"].dense()
             assert torch.equal(reference, torch.where(theta_g != 0, theta_g, end))
 
 
@@ -290,7 +290,7 @@ def test_sizes_reported_are_those_of_what_is_kept():
     assert len(foreign) == 2
     assert finished.progress.sizes["0"] == {
         "bytes": 4 * dense_values + 8 * (sum(nonzeros) + sum(foreign)),
-        "paper_bytes": 4 * (int(state.tensor("base").count_nonzero()) + sum(nonzeros)),
+        "paper_bytes": 4 * (int(state.weights.count_nonzero()) + sum(nonzeros)),
     }
     assert finished.progress.densities["0"] == pytest.approx([count / layout.weights for count in nonzeros])
     assert all(map(math.isfinite, finished.progress.densities["0"]))

@@ -35,7 +35,7 @@ from weft.core import optimizers
 from weft.core.storage import State
 from weft.methods.fedweit import apd
 from weft.methods.fedweit.fedweit import FedWeIT
-from weft.methods.method import Lesson
+from weft.methods.method import TaskContext
 from weft.randomness import generator
 from weft.runs.folder import accuracy_matrices, read_rows
 from weft.wire.ledger import Entry
@@ -124,7 +124,7 @@ def private_shapes(plan):
 def by_example(plan):
     """The one-file run of what the plan says: named tensors, accuracy of each client, values sent."""
     options = plan.method_options
-    world = scenarios.build(plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed)
+    runtime = scenarios.build(plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed)
     network = networks.build(plan.network, plan.network_options, (plan.scenario_options["classes_per_task"],))
     shapes = SHAPES[plan.network]
 
@@ -149,7 +149,7 @@ def by_example(plan):
         )
 
     tasks = [
-        [{part: split(task, part) for part in ("train", "test")} for task in sequence] for sequence in world.sequences
+        [{part: split(task, part) for part in ("train", "test")} for task in sequence] for sequence in runtime.sequences
     ]
     weights = network.initial_body(generator(plan.seed, "initial"))[: network.layout.weights]
     theta_g, clients, kb, sent = one_file.run(
@@ -195,13 +195,13 @@ def by_library(plan, folder):
     manifest = json.loads((folder / "checkpoints" / "manifest.json").read_text())
     shapes = SHAPES[plan.network]
     rows = {layer: shape[:1] for layer, shape in shapes.items()}
-    server = State.load(folder / "checkpoints", manifest["server"])
-    found = {f"theta_G {layer}": value for layer, value in cut(dense(server.tensors["global"]), shapes).items()}
+    server = storage.load(folder / "checkpoints", manifest["server"])
+    found = {f"theta_G {layer}": value for layer, value in cut(dense(server.tensors["weights"]), shapes).items()}
     for key, adaptive in server.archive.items():
         found |= {f"kb {key} {layer}": value for layer, value in cut(dense(adaptive), shapes).items()}
     for c in range(plan.clients):
-        client = State.load(folder / "checkpoints", manifest["clients"][str(c)])
-        found |= {f"client {c} B {layer}": value for layer, value in cut(client.tensor("base"), shapes).items()}
+        client = storage.load(folder / "checkpoints", manifest["clients"][str(c)])
+        found |= {f"client {c} B {layer}": value for layer, value in cut(client.weights, shapes).items()}
         for t in range(plan.tasks):
             keys = client.numbers[f"foreign/{t}"]
             attention = client.archive[f"attention/{t}"] if keys else torch.zeros(0)
@@ -221,7 +221,7 @@ def by_library(plan, folder):
 
 
 def composed(plan, network, client, c, t):
-    methods.load(plan.method, plan.method_options).answer_for(client, t, Lesson(c, t, plan, network))
+    methods.load(plan.method, plan.method_options).load_task(client, t, TaskContext(c, t, plan, network))
     return network.vector[: network.layout.weights].clone()
 
 
@@ -338,7 +338,7 @@ def no_partial_update(monkeypatch):
 
     def receive(self, client, message, lesson):
         whole(self, client, message, lesson)
-        client.tensors["base"] = dense(message.tensors["global"])  # zeros included
+        client.tensors["weights"] = dense(message.tensors["weights"])  # zeros included
 
     monkeypatch.setattr(FedWeIT, "receive", receive)
 

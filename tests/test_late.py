@@ -9,7 +9,7 @@ import pytest
 from helpers import Run, differences, run, state_bits, tiny
 
 from weft import WeftError
-from weft.engines.simulated import Clocked
+from weft.engines.simulated import SimulatedEngine
 from weft.wire.message import Message, decode, encode
 
 COMING_AND_GOING = {"deadline": 1.5, "clock__stay": 3.0, "clock__away": 4.0, "clock__spread": 4.0}
@@ -54,7 +54,7 @@ def test_late_answers_are_merged_or_told_of(way):
     merged = passed_over = 0
     for seed in range(6):
         finished = Watched(tiny(seed=seed, **COMING_AND_GOING, **WAYS[way])).go()
-        sent = {reply.request_id for reply in finished.replies if "base" in reply.tensors}
+        sent = {reply.request_id for reply in finished.answers if "weights" in reply.tensors}
         counted = {reply.request_id for replies in finished.merged for reply in replies}
         left_out = ({f"{step}.{round_index}.{client}" for client, step, round_index in finished.heard} & sent) - counted
         for request_id in left_out:  # several of one client came in one round
@@ -69,7 +69,7 @@ def _is_newer(one: str, other: str) -> bool:
 
 
 def test_who_holds_back_answers_has_one_vote_all_the_same(monkeypatch):
-    depart = Clocked._depart
+    depart = SimulatedEngine._depart
 
     def held_back(self, request):
         flight = depart(self, request)
@@ -77,7 +77,7 @@ def test_who_holds_back_answers_has_one_vote_all_the_same(monkeypatch):
             flight.arrives = max(flight.arrives, 8.5)
         return flight
 
-    monkeypatch.setattr(Clocked, "_depart", held_back)
+    monkeypatch.setattr(SimulatedEngine, "_depart", held_back)
     words = {"clients": 3, "tasks": 1, "rounds_per_task": 12, "deadline": 1.5, "method": "fedavg"}
     finished = Watched(tiny(**words)).go()
     votes = [[reply.sender for reply in replies] for replies in finished.merged]
@@ -105,13 +105,13 @@ def test_where_votes_are_compared_late_ones_count_for_nothing(rule):
 def test_a_round_begins_when_somebody_is_there(monkeypatch):
     """All are away for long after the first round: no round is used up by that."""
     away = [(2.0, 60.0)]
-    here = Clocked.clients
+    here = SimulatedEngine.clients
 
     def clients(self):
         return [] if any(start <= self.now() < end for start, end in away) else here(self)
 
-    monkeypatch.setattr(Clocked, "clients", clients)
-    monkeypatch.setattr(Clocked, "_wait", lambda self, end: setattr(self, "_now", min(end, self.now() + 1)))
+    monkeypatch.setattr(SimulatedEngine, "clients", clients)
+    monkeypatch.setattr(SimulatedEngine, "_wait", lambda self, end: setattr(self, "_now", min(end, self.now() + 1)))
     finished = Watched(tiny(tasks=2, rounds_per_task=3, deadline=1.5)).go()
     assert finished.clock.now() > 60
     assert all(len(replies) == finished.plan.clients for replies in finished.merged)
@@ -155,7 +155,7 @@ SOMETIMES = {
     "train_unchosen": [True],
     "late": ["drop"],
     "aggregation": ["median", "clip"],
-    "measured_model": ["global"],
+    "measured_model": ["weights"],
     "clock__spread": [2.0, 10.0],
     "clock__stay": [3.0],
     "clock__late": [4.0],
@@ -208,7 +208,7 @@ def test_a_late_answer_about_one_task_confirms_nothing_of_the_next(seed):
 
 def test_a_damaged_answer_is_taken_for_that_to_its_own_request(monkeypatch):
     """The first client's answer to round 0 is late and good; that to round 2 comes before it, damaged."""
-    depart, damage = Clocked._depart, {"0.2.0"}
+    depart, damage = SimulatedEngine._depart, {"0.2.0"}
 
     def changed(self, request):
         flight = depart(self, request)
@@ -217,7 +217,7 @@ def test_a_damaged_answer_is_taken_for_that_to_its_own_request(monkeypatch):
         flight.fate = "corrupt" if request.request_id in damage else flight.fate
         return flight
 
-    monkeypatch.setattr(Clocked, "_depart", changed)
+    monkeypatch.setattr(SimulatedEngine, "_depart", changed)
     finished = Watched(tiny(clients=2, tasks=1, rounds_per_task=8, deadline=1.5)).go()
     refused = [incident[:3] for incident in finished.incidents if "refused" in incident[3]]
     assert refused == [(0, 0, 2)]
@@ -230,6 +230,6 @@ def test_what_is_measured_is_the_clients_own_model_also_when_theta_g_comes_with_
         finished = run(seed=seed, tasks=1, rounds_per_task=2, faults__drop=0.4, deadline=3.0)
         for client, state in finished.clients.items():
             (accuracy,) = finished.matrices[client][0]
-            lesson = finished.world.lesson(client, 0)
-            finished.method.answer_for(state, 0, lesson)
-            assert lesson.network.measure(finished.world.batches(client, 0, "test"))[0] == accuracy
+            lesson = finished.runtime.context(client, 0)
+            finished.method.load_task(state, 0, lesson)
+            assert lesson.network.measure(finished.runtime.batches(client, 0, "test"))[0] == accuracy

@@ -21,7 +21,7 @@ from methods_helpers import (
 
 import weft
 from weft import methods
-from weft.core.client import World, answer
+from weft.core.client import Runtime, answer
 from weft.core.storage import State
 from weft.methods import class_of
 from weft.metrics import backward_transfer, forgetting
@@ -65,7 +65,7 @@ def test_same_seed_same_bits_other_seed_other_bits(name):
     first = run(method=name)
     assert differences(first.bits(), fresh(method=name).bits()) == []
     other = run(method=name, seed=1)
-    assert not torch.equal(first.clients[0].tensor("base"), other.clients[0].tensor("base"))
+    assert not torch.equal(first.clients[0].weights, other.clients[0].weights)
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_method_holds_no_state(name):
 @each_method
 def test_who_does_not_talk_sends_nothing(name):
     finished = run(method=name)
-    if finished.method.talks:
+    if finished.method.traits.federated:
         assert finished.parts("c2s")
         assert finished.parts("s2c")
     else:
@@ -132,7 +132,7 @@ def test_heads_stay_at_home_and_private_biases_too(name, biases):
             pytest.skip(f"{name} has no {biases} biases")
     count = finished.layout.body - finished.layout.weights
     allowed = {finished.layout.weights, *([count] if biases == "shared" else [])}
-    for message in finished.requests + finished.replies:
+    for message in finished.requests + finished.answers:
         assert {size(payload) for payload in message.tensors.values()} <= allowed
 
     secrets = []
@@ -150,7 +150,7 @@ def test_shared_biases_do_travel(name):
     """The other side of the test above: what is sent is found in the bytes."""
     finished = run(method=name, **{} if name == "fedavg" else {"method__biases": "shared"})
     biases = finished.layout.body - finished.layout.weights
-    for place, message in enumerate(finished.replies):
+    for place, message in enumerate(finished.answers):
         own = finished.privates[place][:biases]
         assert torch.equal(message.tensors["biases"], own)
         assert own.numpy().tobytes() in finished.wires[2 * place + 1]
@@ -160,10 +160,10 @@ def test_shared_biases_do_travel(name):
 def test_the_ledger_weighs_every_byte_that_travelled(name):
     finished = run(method=name)
     again = Ledger(finished.layout.body)
-    if finished.method.talks:
+    if finished.method.traits.federated:
         for request, reply, (first, second) in zip(
             finished.requests,
-            finished.replies,
+            finished.answers,
             zip(finished.wires[::2], finished.wires[1::2], strict=True),
             strict=True,
         ):
@@ -173,13 +173,13 @@ def test_the_ledger_weighs_every_byte_that_travelled(name):
     assert finished.ledger.totals() == again.totals()
     assert (
         sum(total["bytes"] for total in again.totals().values())
-        == sum(map(len, finished.wires)) * finished.method.talks
+        == sum(map(len, finished.wires)) * finished.method.traits.federated
     )
 
 
 @pytest.mark.slow
 @each_method
-@pytest.mark.parametrize(("measured", "unchosen"), [("own", False), ("global", False), ("global", True)])
+@pytest.mark.parametrize(("measured", "unchosen"), [("own", False), ("weights", False), ("weights", True)])
 def test_everybody_that_was_ever_asked_is_tested_after_every_task(name, measured, unchosen):
     """Also after the tasks before it was first asked; and whoever never was costs nothing."""
     changed = {"clients_per_round": 1, "measured_model": measured, "train_unchosen": unchosen}
@@ -203,7 +203,7 @@ def test_trying_theta_g_on_for_a_test_changes_nothing(name):
     before, archived = {key: value.clone() for key, value in state.tensors.items()}, list(state.archive)
     tensors, numbers = finished.method.brief(finished.server, 0, step, False, finished.plan)
     wire = encode(Message("server", "client-0", "tried", ("test",), step, 9, tensors, numbers))
-    answer(finished.world, 0, state, wire)
+    answer(finished.runtime, 0, state, wire)
     assert all(torch.equal(state.tensor(key), value) for key, value in before.items())
     assert list(state.archive) == archived
 
@@ -226,7 +226,7 @@ def test_a_method_describes_itself(name):
         assert not test or f"def {test}(" in (ROOT / file).read_text()
         assert test or name == "fedweit"
     assert len(kind.sends) == 2
-    assert kind.talks == (kind.sends != ("nothing", "nothing"))
+    assert kind.traits.federated == (kind.sends != ("nothing", "nothing"))
     for part in methods.parts_of(name):
         assert "    " in inspect.getdoc(inspect.getmodule(class_of(part))) or part in (
             "local",
@@ -266,10 +266,10 @@ def test_fedavg_sends_the_whole_body_both_ways_every_round():
 def test_fedavg_mean_by_hand(average, wanted):
     method = methods.load("fedavg", {"average": average, "biases": "private"})
     server = State()
-    method.aggregate(server, replies_of({"base": vector(1, 2)}, {"base": vector(3, 6)}, examples=(10, 30)))
-    assert server.tensor("global").tolist() == wanted
+    method.aggregate(server, replies_of({"weights": vector(1, 2)}, {"weights": vector(3, 6)}, examples=(10, 30)))
+    assert server.global.tolist() == wanted
     method.aggregate(server, replies_of({}, {}))  # all have stopped: theta_G stays
-    assert server.tensor("global").tolist() == wanted
+    assert server.global.tolist() == wanted
 
 
 def test_fedavg_clients_start_each_round_from_theta_g():
@@ -279,7 +279,7 @@ def test_fedavg_clients_start_each_round_from_theta_g():
         assert torch.equal(value, given[0, step, round_index, name])  # the same for everybody
         if client == 0 and (step, round_index) > (0, 0):
             before = (step, round_index - 1) if round_index else (step - 1, 1)
-            name_up = {"global": "base"}.get(name, name)
+            name_up = {"global": "weights"}.get(name, name)
             mean = sum(answered[c, *before, name_up] for c in range(3)) / 3
             torch.testing.assert_close(value, mean)
 
@@ -297,11 +297,11 @@ def test_stl_forgets_nothing():
 def with_another_first_task(name):
     """Client 0 learns its second task after another first one."""
     plan = tiny(method=name, clients=2)
-    world = World(plan)
-    (_, second), other = world.scenario.sequences
+    runtime = Runtime(plan)
+    (_, second), other = runtime.scenario.sequences
     assert other[0].name != second.name
-    world.scenario = dataclasses.replace(world.scenario, sequences=((other[0], second), other))
-    return Run(plan, world=world).go()
+    runtime.scenario = dataclasses.replace(runtime.scenario, sequences=((other[0], second), other))
+    return Run(plan, runtime=runtime).go()
 
 
 def test_tasks_of_stl_do_not_influence_one_another():

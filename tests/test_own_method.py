@@ -8,7 +8,7 @@ from helpers import Run, differences, run, tiny
 
 import weft
 from weft.methods.method import Method, Options
-from weft.runs.run import fresh_folder
+from weft.runs.run import new_path
 
 ROOT = Path(__file__).resolve().parent.parent
 FILE = str(ROOT / "examples" / "add_a_method.py")
@@ -30,8 +30,8 @@ def test_the_example_holds_weights_where_the_last_task_left_them():
     moved = {}
     for strength in (0, 3.0):
         running = Run(tiny(method=ANCHORED, method__strength=strength, rounds_per_task=4)).go_to(1)
-        before = running.clients[0].tensor("base").clone()
-        moved[strength] = (running.go().clients[0].tensor("base") - before).norm().item()
+        before = running.clients[0].weights.clone()
+        moved[strength] = (running.go().clients[0].weights - before).norm().item()
     assert moved[3.0] < 0.7 * moved[0]
 
 
@@ -75,7 +75,7 @@ class Decays(Method):
     class Own(Options):
         decay: float = 0.3
 
-    options_class = Own
+    Options = Own
 
 
 class Composes(Method):
@@ -117,15 +117,15 @@ def test_a_class_will_do_in_python():
 
 
 def test_the_run_folder_has_a_short_name():
-    assert fresh_folder(tiny(method=ANCHORED)).name == "plan-Anchored-s0"
-    assert fresh_folder(tiny(method=f"fedavg+{ANCHORED}")).name == "plan-fedavg+Anchored-s0"
+    assert new_path(tiny(method=ANCHORED)).name == "plan-Anchored-s0"
+    assert new_path(tiny(method=f"fedavg+{ANCHORED}")).name == "plan-fedavg+Anchored-s0"
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
         (f"{FILE}:Anchord", "has no Anchord; did you mean Anchored"),
-        (f"{FILE}:Lesson.initial", "is no method"),
+        (f"{FILE}:TaskContext.initial", "is no method"),
         ("nowhere.py:Anchored", "nowhere.py"),
         (FILE, "name the class in it too"),
         ("no_such_package:Anchored", "no_such_package"),

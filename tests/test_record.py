@@ -34,7 +34,7 @@ from cli_helpers import (
 import weft
 from weft import Result, WeftError, metrics
 from weft.plan import Plan
-from weft.runs.folder import FORMAT, Record, accuracy_matrices, read_rows
+from weft.runs.folder import FORMAT, RunFolder, accuracy_matrices, read_rows
 from weft.wire.ledger import Entry, by
 
 pytest_plugins = ["cli_helpers"]
@@ -173,7 +173,7 @@ def test_the_ledger_names_every_message_once(finished):
     headers = [(e.direction, e.client, e.step, e.round) for e in entries if e.part == "header"]
     assert len(headers) == len(set(headers)) == 2 * ANSWERS
     parts = {part for _, part in by(entries, "direction", "tensor")}
-    assert {"header", "base", "adaptive", "global"} <= parts
+    assert {"header", "weights", "adaptive", "global"} <= parts
     given = [e for e in entries if e.part == "adaptive"]  # Alg. 1 line 11: once a client and task
     assert sorted((e.client, e.step) for e in given) == [(client, step) for client in range(3) for step in range(2)]
 
@@ -274,7 +274,7 @@ def test_a_new_folder_may_be_empty_or_deep(tmp_path):
     for folder in (tmp_path / "there", tmp_path / "a" / "b" / "c"):
         if folder.name == "there":
             folder.mkdir()
-        Record.create(folder, tiny()).close()
+        RunFolder.create(folder, tiny()).close()
         assert Plan.load(folder) == tiny()
 
 
@@ -308,16 +308,16 @@ def test_a_folder_that_was_killed_while_being_made_can_be_used(tmp_path, monkeyp
 
     monkeypatch.setattr(weft.runs.folder, "write_text", crashing)
     try:
-        Record.create(tmp_path / "run", tiny()).close()
+        RunFolder.create(tmp_path / "run", tiny()).close()
     except Crash:
         pass
     else:
         assert writes > 0  # it came through: there were no more files to write
     monkeypatch.undo()
     try:
-        record = Record.open(tmp_path / "run")
+        record = RunFolder.open(tmp_path / "run")
     except WeftError:
-        record = Record.create(tmp_path / "run", tiny())
+        record = RunFolder.create(tmp_path / "run", tiny())
     assert record.plan == tiny()
     assert record.manifest() is None
     record.close()
@@ -345,11 +345,11 @@ def test_a_second_process_is_refused_and_the_lock_dies_with_the_first(tmp_path, 
 
 
 def test_the_same_process_twice_is_refused_too(tmp_path):
-    record = Record.create(tmp_path / "run", tiny())
+    record = RunFolder.create(tmp_path / "run", tiny())
     with pytest.raises(WeftError, match="another process"):
-        Record.open(tmp_path / "run")
+        RunFolder.open(tmp_path / "run")
     record.close()
-    Record.open(tmp_path / "run").close()
+    RunFolder.open(tmp_path / "run").close()
 
 
 def test_a_run_that_failed_lets_go_of_its_folder(tmp_path, finished):

@@ -27,7 +27,7 @@ from cli_helpers import (
 )
 
 import weft
-from weft.runs.folder import Record
+from weft.runs.folder import RunFolder
 
 pytest_plugins = ["cli_helpers"]
 
@@ -126,11 +126,11 @@ def test_plans_and_folders_need_no_torch(tmp_path, plan_file, finished):
         import json, sys
         import weft, weft.cli.app
         from pathlib import Path
-        from weft.runs.folder import Record
+        from weft.runs.folder import RunFolder
         plan, folder, finished = sys.argv[1:]
         loaded = weft.Plan.load(plan, ["method=fedavg", "seed=3"])
         weft.Plan(method="fedweit@paper"), weft.Plan(method="stl", network="mlp")
-        Record.create(Path(folder), loaded).close()
+        RunFolder.create(Path(folder), loaded).close()
         weft.Result(finished).accuracy_matrix
         print(json.dumps([name for name in ("torch", "safetensors", "pandas", "sympy") if name in sys.modules]))
         """,
@@ -162,7 +162,7 @@ def test_stopped_without_any_checkpoint(tmp_path, finished):
 
 
 def test_stopped_before_anything_was_computed(tmp_path, finished):
-    Record.create(tmp_path / "run", tiny()).close()
+    RunFolder.create(tmp_path / "run", tiny()).close()
     result = weft.resume(tmp_path / "run")
     assert_same_result(result.folder, finished)
 

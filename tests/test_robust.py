@@ -45,12 +45,12 @@ def test_equal_answers_stay_as_they_are():
 
 def test_only_what_is_merged_is_changed():
     replies = [
-        Message(f"client-{c}", "server", "", (), 0, 0, {"base": vector(c), "adaptive": vector(c)}) for c in range(3)
+        Message(f"client-{c}", "server", "", (), 0, 0, {"weights": vector(c), "adaptive": vector(c)}) for c in range(3)
     ]
-    changed = robust(replies, {"base"}, "median")
-    assert [reply.tensors["base"].item() for reply in changed] == [1, 1, 1]
+    changed = robust(replies, {"weights"}, "median")
+    assert [reply.tensors["weights"].item() for reply in changed] == [1, 1, 1]
     assert [reply.tensors["adaptive"].item() for reply in changed] == [0, 1, 2]
-    assert [reply.tensors["base"].item() for reply in replies] == [0, 1, 2]
+    assert [reply.tensors["weights"].item() for reply in replies] == [0, 1, 2]
     assert robust(replies, None, "mean") is replies
 
 
@@ -81,7 +81,7 @@ class Liar(Run):
 def test_a_liar_moves_theta_g_less(rule):
     def distance(aggregation, kind):
         words = {"method": "fedavg", "clients": 5, "tasks": 1, "aggregation": aggregation}
-        return kind(tiny(**words)).go().server.tensor("global")
+        return kind(tiny(**words)).go().server.global
 
     honest = distance("mean", Run)
     fooled, guarded = ((distance(one, Liar) - honest).norm() for one in ("mean", rule))

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from helpers import CachedWorld, Interrupted, Run, run, state_bits, tiny
+from helpers import CachedRuntime, Interrupted, Run, run, state_bits, tiny
 from torch.nn import functional
 
 from weft.core.client import answer
@@ -121,10 +121,10 @@ class Plain:
     """The same learning with nothing of weft's but the images, the start and the order of the images."""
 
     def __init__(self, plan, client=0, step=0):
-        world = CachedWorld(plan)
-        network = world.lesson(client, step).network
+        runtime = CachedRuntime(plan)
+        network = runtime.context(client, step).network
         self.plan, self.client, self.step = plan, client, step
-        self.data = world.batches(client, step, "train")
+        self.data = runtime.batches(client, step, "train")
         options = plan.network_options
         self.body = Mlp(INPUTS, options["hidden"], options["features"])
         self.head = torch.nn.Linear(options["features"], network.classes)
@@ -160,7 +160,7 @@ class Plain:
 
 def learned(finished, client=0):
     state = finished.clients[client]
-    return torch.cat([state.tensor("base"), state.tensor("private")])
+    return torch.cat([state.weights, state.private])
 
 
 def assert_learned_alike(found, wanted):
@@ -252,8 +252,8 @@ def test_not_shuffled(taken):
 
 def test_images_do_not_come_sorted_by_class():
     """In a fixed order, as the released code takes them, each batch would else be of one class."""
-    world = CachedWorld(tiny(shuffle=False))
-    labels = world.batches(0, 0, "train").labels
+    runtime = CachedRuntime(tiny(shuffle=False))
+    labels = runtime.batches(0, 0, "train").labels
     assert labels.tolist() != sorted(labels.tolist())
 
 
@@ -274,7 +274,7 @@ def test_the_validation_loss_is_that_of_the_model_after_the_round():
     finished = run(**ADAM)
     network = Network(Mlp(3072, 8, 16), 16, (2,))
     network.vector.copy_(learned(finished))
-    accuracy, loss = network.measure(finished.world.batches(0, 0, "valid"))
+    accuracy, loss = network.measure(finished.runtime.batches(0, 0, "valid"))
     assert reported(finished, "valid_loss")[-1] == pytest.approx(loss, rel=1e-5)
     assert reported(finished, "valid_accuracy")[-1] == accuracy
 
@@ -282,11 +282,11 @@ def test_the_validation_loss_is_that_of_the_model_after_the_round():
 # ---- a client that has stopped
 
 
-def ask(world, state, ops, step=0, round_index=0, tensors=None, numbers=None):
+def ask(runtime, state, ops, step=0, round_index=0, tensors=None, numbers=None):
     name = f"{step}.{round_index}.{'-'.join(ops)}"
     return decode(
         answer(
-            world,
+            runtime,
             0,
             state,
             encode(Message("server", "client-0", name, ops, step, round_index, tensors or {}, numbers or {})),
@@ -296,28 +296,28 @@ def ask(world, state, ops, step=0, round_index=0, tensors=None, numbers=None):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_stopped_client_keeps_its_model_and_sends_nothing(name):
-    world = CachedWorld(tiny(method=name, tasks=1))
-    method, server, state = world.method, State(), State()
-    network = world.lesson(0, 0).network
-    method.open_server(server, initial_body(network, 0), network.layout, world.plan)
-    first = method.brief(server, 0, 0, True, world.plan)
-    reply = ask(world, state, ("begin", "receive", "train", "send"), 0, 0, *first)
-    assert bool(reply.tensors) == method.talks
+    runtime = CachedRuntime(tiny(method=name, tasks=1))
+    method, server, state = runtime.method, State(), State()
+    network = runtime.context(0, 0).network
+    method.open_server(server, initial_body(network, 0), network.layout, runtime.plan)
+    first = method.brief(server, 0, 0, True, runtime.plan)
+    reply = ask(runtime, state, ("begin", "receive", "train", "send"), 0, 0, *first)
+    assert bool(reply.tensors) == method.traits.federated
     state.numbers["schedule"]["stopped"] = True
     before = {key: value for key, value in state_bits(state).items() if key.startswith(("tensors", "archive"))}
 
-    method.open_server(server, -2 * initial_body(network, 0), network.layout, world.plan)  # another theta_G
-    later = method.brief(server, 0, 0, False, world.plan)
-    reply = ask(world, state, ("receive", "train", "send"), 0, 1, *later)
+    method.open_server(server, -2 * initial_body(network, 0), network.layout, runtime.plan)  # another theta_G
+    later = method.brief(server, 0, 0, False, runtime.plan)
+    reply = ask(runtime, state, ("receive", "train", "send"), 0, 1, *later)
     after = {key: value for key, value in state_bits(state).items() if key.startswith(("tensors", "archive"))}
     assert after == before
     assert reply.tensors == {}
     assert (reply.fields["images"], reply.fields["stopped"]) == (0, True)
 
     # what is given once a task is given all the same, but nothing else
-    reply = ask(world, state, ("receive", "train", "send", "finish", "give", "test"), 0, 2, *later)
-    assert set(reply.tensors) == set(method.give(state, world.lesson(0, 0)))
-    assert "base" not in reply.tensors
+    reply = ask(runtime, state, ("receive", "train", "send", "finish", "give", "test"), 0, 2, *later)
+    assert set(reply.tensors) == set(method.give(state, runtime.context(0, 0)))
+    assert "weights" not in reply.tensors
     assert len(reply.fields["accuracy"]) == 1
 
 
@@ -327,11 +327,11 @@ def test_when_all_have_stopped_theta_g_stays_and_the_next_task_starts_at_full_ra
     plan = tiny(method=name, rounds_per_task=4, patience=1, rate_floor=2e-3, sgd_rate=3e-3)
     finished = Run(plan).go()
     assert reported(finished, "images") == [20, 20, 0, 0] * 2
-    if not finished.method.talks:
+    if not finished.method.traits.federated:
         return
-    sent = sorted({(step, r) for _, step, r, part in finished.parts("c2s") if part == "base"})
+    sent = sorted({(step, r) for _, step, r, part in finished.parts("c2s") if part == "weights"})
     assert sent == [(0, 0), (0, 1), (1, 0), (1, 1)]  # the round in which a client stops is still sent
     given = finished.parts("s2c")
     for step in range(2):
-        kept = [given[0, step, r, "global"] for r in (2, 3)]
+        kept = [given[0, step, r, "weights"] for r in (2, 3)]
         assert torch.equal(*(value if isinstance(value, torch.Tensor) else value.dense() for value in kept))

@@ -23,7 +23,7 @@ from weft.methods.method import Method, RoundContext, ServerContext, Update
 from weft.methods.state import ServerState
 from weft.plan import Plan
 from weft.wire.ledger import Direction, Entry, Ledger
-from weft.wire.message import Message, encode
+from weft.wire.message import Cached, Message, encode
 
 SERVER_MEMORY = 64 << 20  # bytes of knowledge base that stay in memory; the rest is read from disk when it is sent
 EPSILON = 1e-6  # seconds; less is rounding
@@ -66,6 +66,7 @@ class Exchange:
     progress: Progress
     events: RunEvents
     ctx: ServerContext
+    _encoded: dict[str, Cached] = field(default_factory=dict)  # tensors that go to several clients of one batch
     _early: list[Accepted] = field(default_factory=list)  # arrived while others were still being requested
 
     # ---- in rounds ---------------------------------------------------------------------------------------------------
@@ -175,6 +176,7 @@ class Exchange:
     ) -> Iterator[Accepted]:
         """Request; every reply that passes the checks, as it arrives, to earlier requests too unless `only`."""
         requested: set[str] = set()
+        self._encoded.clear()
         for assignment in assignments:
             self._request(assignment)
             requested.add(assignment.request_id)
@@ -209,7 +211,7 @@ class Exchange:
             tensors,
             fields,
         )
-        wire = encode(message, self.plan.wire)
+        wire = encode(message, self.plan.wire, self._encoded)
         spill(self.server, SERVER_MEMORY, "server")
         if assignment.exchanges:
             self._count("s2c", assignment, wire)
