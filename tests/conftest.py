@@ -29,13 +29,13 @@ def held(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, Any]]:
     from weft.methods.fedweit.apd import APD
 
     found: dict[int, dict[str, Any]] = {}
-    finish = APD.finish
+    end_task = APD.end_task
 
-    def keeping(method: Any, client: Any, lesson: Any) -> None:
-        found[lesson.client] = dict(client.tensors)
-        finish(method, client, lesson)
+    def keeping(method: Any, client: Any, ctx: Any) -> None:
+        found[ctx.client] = dict(vars(client))
+        end_task(method, client, ctx)
 
-    monkeypatch.setattr(APD, "finish", keeping)
+    monkeypatch.setattr(APD, "end_task", keeping)
     return found
 
 

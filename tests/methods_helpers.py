@@ -5,8 +5,9 @@ import torch
 from helpers import Run, run, tiny
 
 from weft.methods import COMBINATIONS, METHODS, class_of
-from weft.methods.fedweit.fedweit import Options
-from weft.wire.message import Message
+from weft.core.updates import RoundUpdates
+from weft.methods.fedweit.fedweit import FedWeITOptions
+from weft.methods.method import Update
 from weft.wire.tensors import dense
 
 PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets]
@@ -28,22 +29,24 @@ def sent(finished):
     return finished.wires, finished.matrices
 
 
-def replies_of(*parts, examples=(1, 1, 1)):
-    """One reply a client, as the server gets them."""
-    return [
-        Message(f"client-{place}", "server", str(place), (), 0, 0, tensors, {"examples": count})
-        for place, (tensors, count) in enumerate(zip(parts, examples, strict=False))
+def updates_of(*parts, examples=(1, 1, 1), rule="mean"):
+    """One update of each client, as the server gets them."""
+    found = [
+        Update(client, 0, tensors, {}, {"examples": count}, {}, True)
+        for client, (tensors, count) in enumerate(zip(parts, examples, strict=False))
     ]
+    return RoundUpdates(found, rule, len(found))
 
 
 def weit(**changed):
     """A FedWeIT run: options by their names, plan keys by theirs."""
-    options = {f"method__{key}" if key in Options.model_fields else key: value for key, value in changed.items()}
+    options = {f"method__{key}" if key in FedWeITOptions.model_fields else key: value for key, value in changed.items()}
     return run(method="fedweit", **options)
 
 
 def adaptives(finished, client=0):
-    return {key: dense(value) for key, value in finished.clients[client].archive.items() if key.startswith("adaptive/")}
+    """A of every finished task, by task."""
+    return {task: dense(entry.adaptive) for task, entry in finished.clients[client].tasks.items()}
 
 
 def origin(key):
@@ -55,10 +58,10 @@ def moved(past, **changed):
     """How far the weights that answer for task 0 have moved while task 1 was learned, mean over the clients."""
     running = Run(tiny(method="fedweit", method__past=past, **changed)).go_to(1)
     before = [running.theta(client, 0) for client in range(3)]
-    old = [adaptives(running, client)["adaptive/0"] for client in range(3)]
+    old = [adaptives(running, client)[0] for client in range(3)]
     running.go()
     far = [(running.theta(client, 0) - before[client]).norm().item() for client in range(3)]
-    new = [adaptives(running, client)["adaptive/0"] for client in range(3)]
+    new = [adaptives(running, client)[0] for client in range(3)]
     return sum(far) / 3, all(map(torch.equal, old, new)), far
 
 
@@ -68,7 +71,7 @@ def learned_bits(finished):
 
 def start_of_a(finished):
     """What A is counted from."""
-    return finished.runtime.context(0, 0).initial()[: finished.layout.weights] * (1 / 3)
+    return finished.ctx.initial[: finished.layout.weights] * (1 / 3)
 
 
 def fresh_weit(**options):

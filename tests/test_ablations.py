@@ -31,8 +31,8 @@ def test_without_b_comm_no_base_travels():
 def test_without_a_comm_no_adaptive_travels():
     finished = weit(tasks=3, ablate="a_comm")
     assert finished.names("c2s") == {"weights"}
-    assert finished.names("s2c") == {"global"}
-    assert not finished.server.archive
+    assert finished.names("s2c") == {"weights"}
+    assert not finished.server.knowledge
     assert all(value.count_nonzero() for value in adaptives(finished).values())  # it is there, at home
 
 
@@ -40,7 +40,7 @@ def test_without_a_comm_no_adaptive_travels():
 def test_without_a_it_is_zero_everywhere(past):
     finished = weit(tasks=3, ablate="a", past=past)
     assert finished.names("c2s") == {"weights"}
-    assert finished.names("s2c") == {"global"}
+    assert finished.names("s2c") == {"weights"}
     for client in range(3):
         assert len(adaptives(finished, client)) == 3
         for key, value in adaptives(finished, client).items():
@@ -50,12 +50,12 @@ def test_without_a_it_is_zero_everywhere(past):
 def test_without_m_every_row_is_sent_as_it_is():
     finished = weit(ablate="m", send="product", keep=0.3)
     for step in range(2):
-        assert (dense(finished.clients[0].archive[f"mask/{step}"]) == 1).all()
+        assert (finished.clients[0].tasks[step].mask == 1).all()
     for key, value in finished.parts("c2s").items():
         if key[-1] == "weights":
             assert value.kept.all(), key
     theta, state = finished.theta(0, 0), finished.clients[0]
-    wanted = state.weights + start_of_a(finished) + dense(state.archive["adaptive/0"])
+    wanted = state.weights + start_of_a(finished) + dense(state.tasks[0].adaptive)
     assert torch.equal(theta[: finished.layout.weights], wanted)
 
 

@@ -98,10 +98,10 @@ def test_a_rate_that_would_do_nothing_is_refused(name, key):
 @pytest.mark.slow
 def test_half_precision_remembers_what_was_said():
     finished = run(method="scaffold", precision="half", tasks=2)
-    own = [state.tensor("own_variate/base") for state in finished.clients.values()]
-    torch.testing.assert_close(finished.server.tensor("variate/base"), sum(own) / 3, rtol=1e-5, atol=1e-7)
+    own = [state.variate["weights"] for state in finished.clients.values()]
+    torch.testing.assert_close(finished.server.variate["weights"], sum(own) / 3, rtol=1e-5, atol=1e-7)
     curved = run(method="fedcurv", precision="half", tasks=2)
-    assert all((state.tensor("others_fisher/base") >= 0).all() for state in curved.clients.values())
+    assert all((state.others["fisher/weights"] >= 0).all() for state in curved.clients.values())
 
 
 @pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedcurv"])
@@ -114,7 +114,7 @@ def test_the_size_counts_shared_biases_once():
     finished = run(method="local", tasks=3)
     layout = finished.layout
     head = layout.size - layout.body
-    assert finished.progress.sizes["0"]["bytes"] == 4 * (layout.body + 3 * head)
+    assert finished.progress.clients[0].size["bytes"] == 4 * (layout.body + 3 * head)
 
 
 def test_sections_of_a_plan_hold_for_the_parts_of_a_combination():
@@ -129,12 +129,12 @@ def test_sections_of_a_plan_hold_for_the_parts_of_a_combination():
     [
         ("fedavg+fedprox", "each have a server half"),
         ("scaffold+fedcurv", "each have a server half"),
-        ("stl+fedavg", "network of its own"),
+        ("stl+fedavg", "separate network"),
         ("joint+fedavg", "sees all tasks at once"),
-        ("fedweit+ewc", "take fedavg\\+apd or fedprox\\+apd"),
-        ("fedavg+local", "combines with nothing"),
-        ("ewc+apd", "makes theta of several parts"),
-        ("fedcurv+apd", "makes theta of several parts"),
+        ("fedweit+ewc", "use fedavg\\+apd or fedprox\\+apd"),
+        ("fedavg+local", "cannot be combined"),
+        ("ewc+apd", "composes theta"),
+        ("fedcurv+apd", "composes theta"),
         ("ewc+ewc", "names a method twice"),
         ("stable-sgd+apd", "diverges"),
         ("scaffold+apd", "diverges"),

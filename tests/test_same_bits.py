@@ -4,7 +4,7 @@ import pytest
 from cli_helpers import assert_same_result, stop_after, tiny
 
 import weft
-from weft.engines.host import Host
+from weft.engines.host import ClientHost
 
 pytest_plugins = ["cli_helpers"]
 
@@ -33,14 +33,14 @@ def test_states_on_disk_do_not_pile_up_between_checkpoints(tmp_path, finished, m
     """A state that is written takes the place of the one before, unless the last checkpoint names that."""
     most: dict[int, int] = {}
 
-    class Watched(Host):
+    class Watched(ClientHost):
         def answer(self, client, wire):
             reply = super().answer(client, wire)
             states = [path for path in self._folder.glob(f"client-{client:04d}@*") if path.name.count(".") == 1]
             most[client] = max(most.get(client, 0), len(states))
             return reply
 
-    monkeypatch.setattr("weft.engines.local.Host", Watched)
+    monkeypatch.setattr("weft.runs.session.ClientHost", Watched)
     monkeypatch.setattr("weft.engines.host.MEGABYTE", 0)  # nothing stays in memory
     result = weft.run(tiny(), tmp_path / "run", save_every=1000.0)
     assert set(most.values()) == {1}
