@@ -111,7 +111,7 @@ class Run:
     clients: dict[int, ClientState] = dataclasses.field(default_factory=dict)
     progress: Progress = None  # type: ignore[assignment]
     wires: list[bytes] = dataclasses.field(default_factory=list)  # requests and replies in turn
-    privates: list[torch.Tensor] = dataclasses.field(default_factory=list)  # biases and head of each client that replied
+    privates: list[torch.Tensor] = dataclasses.field(default_factory=list)  # biases and head, by reply
     reports: list[tuple[int, int, int, dict[str, Any]]] = dataclasses.field(default_factory=list)
     matrices: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)
     incidents: list[tuple[int, int, int, str]] = dataclasses.field(default_factory=list)

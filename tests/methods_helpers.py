@@ -4,8 +4,8 @@ import pytest
 import torch
 from helpers import Run, run, tiny
 
-from weft.methods import COMBINATIONS, METHODS, class_of
 from weft.core.updates import RoundUpdates
+from weft.methods import COMBINATIONS, METHODS, class_of
 from weft.methods.fedweit.fedweit import FedWeITOptions
 from weft.methods.method import Update
 from weft.wire.tensors import dense

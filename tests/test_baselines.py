@@ -139,9 +139,7 @@ def test_the_gradient_of_fedprox_is_that_of_its_formula(biases):
     running, _, work, added = gradients("fedprox", method__mu=0.7, method__biases=biases)
     layout, server = running.layout, running.server
     count = layout.body if biases == "shared" else layout.weights
-    theta_g = torch.cat(
-        [server.global, server.tensors.get("biases", torch.zeros(layout.body - layout.weights))]
-    )
+    theta_g = torch.cat([server.weights, server.tensors.get("biases", torch.zeros(layout.body - layout.weights))])
     wanted = by_autograd(lambda theta: 0.35 * (theta - theta_g)[:count].square().sum(), work, layout)
     for name, value in wanted.items():
         torch.testing.assert_close(added[name], value, rtol=1e-4, atol=1e-6)

@@ -9,7 +9,7 @@ from helpers import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.core.engine import Reply, Request, EngineState
+from weft.core.engine import EngineState, Reply, Request
 from weft.engines.clock import Clock
 from weft.engines.simulated import SimulatedEngine
 from weft.plan import ClockOptions as Options

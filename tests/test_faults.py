@@ -16,7 +16,7 @@ from helpers import Run, differences, run, state_bits, tiny, vector
 import weft
 from weft import WeftError
 from weft import registry as named
-from weft.core.checks import ReplyChecks, RejectedReply, forms_of
+from weft.core.checks import RejectedReply, ReplyChecks, forms_of
 from weft.core.schedule import Assignment
 from weft.engines.faults import corrupted, fate
 from weft.plan import FaultOptions as Options
@@ -225,7 +225,9 @@ def test_without_masks_all_rows_are_sent():
     request, reply = finished.requests[0], finished.answers[0]
     visit = asked(*request.ops, client=0)._replace(told=request.fields)
     assert finished.inspector.fault(reply, visit) == ""
-    fewer = changed("weights", lambda b: Rows.of(b.dense(), b.segments, b.kept & (torch.arange(len(b.kept)) > 0)))(reply)
+    fewer = changed("weights", lambda b: Rows.of(b.dense(), b.segments, b.kept & (torch.arange(len(b.kept)) > 0)))(
+        reply
+    )
     assert "not all rows" in finished.inspector.fault(fewer, visit)
 
 

@@ -35,7 +35,7 @@ def test_fedweit_without_all_that_is_its_own_is_fedavg(changed):
     ours = weit(**PLAIN, **changed)
     plain = run(method="fedavg", method__biases="private", method__average="equal", **changed)
     assert ours.matrices == plain.matrices
-    assert torch.equal(dense(ours.server.tensors["weights"]), plain.server.global)
+    assert torch.equal(dense(ours.server.tensors["weights"]), plain.server.weights)
     for client in range(3):
         assert torch.equal(ours.clients[client].weights, plain.clients[client].weights)
     for key, value in plain.parts("c2s").items():
@@ -46,9 +46,7 @@ def test_fedweit_without_all_that_is_its_own_is_fedavg(changed):
 def test_each_part_matters_to_that_limit(word):
     ablate = ",".join(sorted(set(PLAIN["ablate"].split(",")) - {word}))
     plain = run(method="fedavg", method__biases="private", method__average="equal")
-    assert not torch.equal(
-        weit(**PLAIN | {"ablate": ablate}).clients[0].weights, plain.clients[0].weights
-    )
+    assert not torch.equal(weit(**PLAIN | {"ablate": ablate}).clients[0].weights, plain.clients[0].weights)
 
 
 # ---- FedWeIT: its options

@@ -251,9 +251,7 @@ def test_what_belongs_to_a_past_task_stays(past):
 @pytest.mark.parametrize("name", [*METHODS, *COMBINATIONS])
 def test_no_two_tensors_of_a_client_share_memory(name):
     """What is learned in place would change what is remembered beside it, and no file could hold both."""
-    running = Run(
-        tiny(method=name, **({"method__keep": 0.5} if "keep" in class_of(name).Options.model_fields else {}))
-    )
+    running = Run(tiny(method=name, **({"method__keep": 0.5} if "keep" in class_of(name).Options.model_fields else {})))
     running.go_to(1)
     for state in running.clients.values():
         places = [

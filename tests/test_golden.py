@@ -30,9 +30,9 @@ import torch
 from torch.nn import functional
 
 import weft
-from weft import methods, networks, scenarios
-from weft.core import optimizers
-from weft.core.storage import State
+from weft import networks, scenarios
+from weft.core import storage, training
+from weft.core.client import Runtime
 from weft.methods.fedweit import apd
 from weft.methods.fedweit.fedweit import FedWeIT
 from weft.methods.method import TaskContext
@@ -124,7 +124,7 @@ def private_shapes(plan):
 def by_example(plan):
     """The one-file run of what the plan says: named tensors, accuracy of each client, values sent."""
     options = plan.method_options
-    runtime = scenarios.build(plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed)
+    world = scenarios.build(plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed)
     network = networks.build(plan.network, plan.network_options, (plan.scenario_options["classes_per_task"],))
     shapes = SHAPES[plan.network]
 
@@ -149,7 +149,7 @@ def by_example(plan):
         )
 
     tasks = [
-        [{part: split(task, part) for part in ("train", "test")} for task in sequence] for sequence in runtime.sequences
+        [{part: split(task, part) for part in ("train", "test")} for task in sequence] for sequence in world.sequences
     ]
     weights = network.initial_body(generator(plan.seed, "initial"))[: network.layout.weights]
     theta_g, clients, kb, sent = one_file.run(
@@ -195,25 +195,25 @@ def by_library(plan, folder):
     manifest = json.loads((folder / "checkpoints" / "manifest.json").read_text())
     shapes = SHAPES[plan.network]
     rows = {layer: shape[:1] for layer, shape in shapes.items()}
-    server = storage.load(folder / "checkpoints", manifest["server"])
-    found = {f"theta_G {layer}": value for layer, value in cut(dense(server.tensors["weights"]), shapes).items()}
-    for key, adaptive in server.archive.items():
+    runtime = Runtime(plan)
+    server = storage.load(runtime.method.Server(), folder / "checkpoints", manifest["server"])
+    found = {f"theta_G {layer}": value for layer, value in cut(dense(server.weights), shapes).items()}
+    for key, adaptive in server.knowledge.items():
         found |= {f"kb {key} {layer}": value for layer, value in cut(dense(adaptive), shapes).items()}
     for c in range(plan.clients):
-        client = storage.load(folder / "checkpoints", manifest["clients"][str(c)])
+        client = storage.load(runtime.new_client(), folder / "checkpoints", manifest["clients"][str(c)])
         found |= {f"client {c} B {layer}": value for layer, value in cut(client.weights, shapes).items()}
         for t in range(plan.tasks):
-            keys = client.numbers[f"foreign/{t}"]
-            attention = client.archive[f"attention/{t}"] if keys else torch.zeros(0)
+            task = client.tasks[t]
             parts = {
-                "m": cut(client.archive[f"mask/{t}"], rows),
-                "A": cut(dense(client.archive[f"adaptive/{t}"]), shapes),
-                "alpha": cut(attention, {layer: (len(keys),) for layer in shapes}),
+                "m": cut(task.mask, rows),
+                "A": cut(dense(task.adaptive), shapes),
+                "alpha": cut(task.attention, {layer: (len(task.foreign),) for layer in shapes}),
                 "theta": cut(composed(plan, network, client, c, t), shapes),
             }
             for part, layers in parts.items():
                 found |= {f"client {c} task {t} {part} {layer}": value for layer, value in layers.items()}
-            private = cut(client.archive[f"private/{t}"], private_shapes(plan))
+            private = cut(task.private, private_shapes(plan))
             found |= {f"client {c} task {t} {name}": value for name, value in private.items()}
     entries = map(Entry.from_row, read_rows(folder, "ledger.csv"))
     sent = sum(entry.nonzeros for entry in entries if entry.direction == "c2s")
@@ -221,7 +221,7 @@ def by_library(plan, folder):
 
 
 def composed(plan, network, client, c, t):
-    methods.load(plan.method, plan.method_options).load_task(client, t, TaskContext(c, t, plan, network))
+    Runtime(plan).method.load_task(client, t, TaskContext(c, t, plan, network))
     return network.vector[: network.layout.weights].clone()
 
 
@@ -234,7 +234,7 @@ def distance(first, second):
 
 
 def smooth_adam(monkeypatch):
-    monkeypatch.setattr(optimizers.Adam, "EPSILON", 1e-4)
+    monkeypatch.setattr(training.Adam, "EPSILON", 1e-4)
     monkeypatch.setattr(torch.optim, "Adam", functools.partial(torch.optim.Adam, eps=1e-4))
 
 
@@ -336,9 +336,9 @@ def no_proximal_step(monkeypatch):
 def no_partial_update(monkeypatch):
     whole = FedWeIT.receive
 
-    def receive(self, client, message, lesson):
-        whole(self, client, message, lesson)
-        client.tensors["weights"] = dense(message.tensors["weights"])  # zeros included
+    def receive(self, client, download, ctx):
+        whole(self, client, download, ctx)
+        client.weights = dense(download.tensors["weights"])  # zeros included
 
     monkeypatch.setattr(FedWeIT, "receive", receive)
 

@@ -1,11 +1,14 @@
 """Robust aggregation, by hand and against liars."""
 
+import dataclasses
+
 import pytest
 import torch
 from helpers import Run, tiny, vector
+from methods_helpers import updates_of
 
 from weft.core.updates import clip, coordinate_median, median, robust
-from weft.wire.message import Message
+from weft.wire.message import decode, encode
 from weft.wire.tensors import Rows, Sparse, dense
 
 SEGMENTS = ((2, 1), (1, 2))
@@ -44,31 +47,26 @@ def test_equal_answers_stay_as_they_are():
 
 
 def test_only_what_is_merged_is_changed():
-    replies = [
-        Message(f"client-{c}", "server", "", (), 0, 0, {"weights": vector(c), "adaptive": vector(c)}) for c in range(3)
-    ]
-    changed = robust(replies, {"weights"}, "median")
-    assert [reply.tensors["weights"].item() for reply in changed] == [1, 1, 1]
-    assert [reply.tensors["adaptive"].item() for reply in changed] == [0, 1, 2]
-    assert [reply.tensors["weights"].item() for reply in replies] == [0, 1, 2]
-    assert robust(replies, None, "mean") is replies
+    updates = list(updates_of(*({"weights": vector(c)} for c in range(3))))
+    updates = [dataclasses.replace(each, task_tensors={"adaptive": vector(each.client)}) for each in updates]
+    changed = robust(updates, "median")
+    assert [update.tensors["weights"].item() for update in changed] == [1, 1, 1]
+    assert [update.task_tensors["adaptive"].item() for update in changed] == [0, 1, 2]
+    assert [update.tensors["weights"].item() for update in updates] == [0, 1, 2]
 
 
 def test_nobody_makes_its_own_vote_heavier():
     """How many images it has is a client's own word, and FedAvg weighs by it."""
-    claims = [10, 20, 10**9]
-    replies = [Message(f"client-{c}", "server", "", (), 0, 0, {}, {"examples": n}) for c, n in enumerate(claims)]
-    assert [reply.fields["examples"] for reply in robust(replies, None, "clip")] == [1, 1, 1]
-    assert [reply.fields["examples"] for reply in replies] == claims
+    tensors, claims = [{"weights": vector(c)} for c in range(3)], (10, 20, 10**9)
+    assert updates_of(*tensors, examples=claims, rule="clip").weights("weights", "examples") == [1, 1, 1]
+    assert updates_of(*tensors, examples=claims).weights("weights", "examples") == list(claims)
 
 
 class Liar(Run):
     """One of five clients sends the opposite of what it has learned, tenfold: nothing that a check could refuse."""
 
-    def exchange(self, requests):
-        from weft.wire.message import decode, encode
-
-        for reply in super().exchange(requests):
+    def replies(self):
+        for reply in super().replies():
             if reply.client == 0:
                 lie = decode(reply.wire)
                 for name, value in lie.tensors.items():
@@ -81,7 +79,7 @@ class Liar(Run):
 def test_a_liar_moves_theta_g_less(rule):
     def distance(aggregation, kind):
         words = {"method": "fedavg", "clients": 5, "tasks": 1, "aggregation": aggregation}
-        return kind(tiny(**words)).go().server.global
+        return kind(tiny(**words)).go().server.weights
 
     honest = distance("mean", Run)
     fooled, guarded = ((distance(one, Liar) - honest).norm() for one in ("mean", rule))
