@@ -12,13 +12,14 @@ Images are memory-mapped: all workers of a machine share them, and a task reads 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -232,19 +233,25 @@ def _read_array(archive: zipfile.ZipFile, path: Path, key: str) -> NDArray[Any]:
 
 
 def write(data_dir: Path | None, name: str, arrays: Mapping[str, NDArray[Any]], private: bool = False) -> Path:
-    """Write NAME.npz atomically. `private`: only the user can read the file and its folder."""
+    """Write NAME.npz. `private`: only the user can read the file and its folder."""
     path = folder(data_dir) / f"{name}.npz"
+    with atomic_file(path, private) as partial, partial.open("wb") as file:
+        np.savez(file, allow_pickle=False, **dict(arrays))
+    return path
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path, private: bool = False) -> Iterator[Path]:
+    """Yield a temporary file that replaces `path` at the end of the block, unless writing fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
         if private:
             path.parent.chmod(0o700)
         partial.touch(0o600 if private else 0o666)
-        with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **dict(arrays))
+        yield partial
         partial.replace(path)
     except OSError as error:
         raise WeftError(f"{path} cannot be written ({error.strerror}); choose another folder with --data-dir") from None
     finally:
         partial.unlink(missing_ok=True)
-    return path

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 import shutil
 import urllib.parse
@@ -183,13 +182,8 @@ def _record_checksums(source: Source, files: Mapping[str, Path], data_dir: Path 
     if not unknown:
         return
     new = {_key(source, file): f"sha256:{_digest(files[file.name], 'sha256')}" for file in unknown}
-    path = checksums_file(data_dir)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    with cache.atomic_file(checksums_file(data_dir)) as partial:
         partial.write_text(json.dumps(recorded | new, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise WeftError(f"{path} cannot be written ({error.strerror}); choose another folder with --data-dir") from None
 
 
 def _digest(path: Path, algorithm: str) -> str:
