@@ -186,7 +186,7 @@ def test_a_damaged_run_does_not_hide_the_others(site, what, capsys):
     path.write_text('{"half')
     text = status(site, capsys)
     assert str(path) in text
-    assert f"run {OTHER}: 0 finished tasks, 1 replies" in text
+    assert f"run {OTHER}: finished tasks: 0, replies: 1" in text
     runs = {run["id"]: run for run in status_json(site, capsys)["runs"]}
     assert (str(path) in runs[FIRST]["damage"], runs[OTHER]["damage"]) == (True, "")
     with pytest.raises(WeftError, match=FIRST):

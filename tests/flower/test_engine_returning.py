@@ -20,7 +20,7 @@ from weft.wire.message import decode
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def tested_tasks(folder: Path) -> set[tuple[int, int]]:
+def journal_tests(folder: Path) -> set[tuple[int, int]]:
     """Client and task of each test in the journal: an accuracy matrix has a row for every task."""
     return {(event["client"], event["task"]) for event in events(folder) if event["event"] == "tested"}
 
@@ -57,7 +57,7 @@ class Returning(Fading):
 def test_a_site_that_was_away_at_the_end_of_a_task_shares_its_a_when_it_is_back(tmp_path, still, reply_arrives):
     folder = run(tmp_path / "run", Returning(tmp_path, reply_arrives), deadline=LONG, rounds_per_task=2)
     assert knowledge(folder) == ALL
-    assert tested_tasks(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert journal_tests(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 class Death(NamedTuple):
@@ -113,7 +113,7 @@ def test_a_killed_site_shares_its_a_for_any_deadline(tmp_path, still, monkeypatc
     started = {event["task"] for event in events(folder) if event["event"] == "reply" and event["client"] == 1}
     assert over // 2 - 1 in started
     assert set(knowledge(folder)) >= {"A 0.0", "A 0.1", "A 1.0", f"A 1.{over // 2 - 1}"}
-    assert tested_tasks(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert journal_tests(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
@@ -182,7 +182,7 @@ def test_a_site_whose_a_is_rejected_is_still_tested(tmp_path, still, monkeypatch
     grid.wires, grid.messages = {}, {}
     folder = run(tmp_path / "run", grid, deadline=5.0, rounds_per_task=2)
     assert knowledge(folder) == ["A 0.0", "A 0.1", "A 1.0"]
-    assert tested_tasks(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
+    assert journal_tests(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_the_engine_does_not_wait_when_all_sites_are_removed(tmp_path, still):

@@ -353,7 +353,7 @@ def test_progress_is_reported_by_task(run):
     waiting = Waiting(run)
     for client in (0, 1):
         journal(run, ("tested", {"client": client, "task": 0, "accuracy": [0.5]}))
-        assert waiting.new() == [f"task 0: finished by {client + 1} sites"]
+        assert waiting.new() == [f"task 0: sites that have finished: {client + 1}"]
     assert waiting.new() == []
 
 

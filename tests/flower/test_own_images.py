@@ -70,7 +70,7 @@ def test_own_images_waiting_and_leaving(federation: Federation, images: Path) ->
     )
     assert "first (dark, light)" in output
     (run_id,) = re.findall(r"at sites: (own-\w{12})", federation.log("own"))
-    assert f"run {run_id}: 2 finished tasks" in output
+    assert f"run {run_id}: finished tasks: 2" in output
     assert "weft site export at the site" in federation.weft("export", "own", code=2)
     assert {row[4] for row in read_rows(run, "metrics.csv")} == {"class 0", "class 1"}
     contents = (run / "contents.json").read_text() + (run / "journal.jsonl").read_text()

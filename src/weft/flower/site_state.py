@@ -126,7 +126,7 @@ class SiteRun:
     def as_text(self) -> str:
         if self.damage:
             return f"{self.id}: {self.damage}"
-        return f"{self.id}: {self.tasks} finished tasks, {self.replies} replies, the last at {self.when} UTC"
+        return f"{self.id}: finished tasks: {self.tasks}, replies: {self.replies}, last reply: {self.when} UTC"
 
 
 def site_runs(site: Path) -> list[SiteRun]:

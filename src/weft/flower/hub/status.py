@@ -52,19 +52,10 @@ class RunStatus:
         state: str = self.state
         if self.state == "stopped":
             state += f"{f' ({self.reason})' if self.reason else ''}; weft hub run {self.folder} resumes it"
-        incidents = ", ".join(f"{site}: {count}" for site, count in self.incidents.items())
-        parts = [
-            f"{state}, rounds: {self.rounds}, incidents: {sum(self.incidents.values())}",
-            *([f"({incidents})"] if incidents else []),
-        ]
-        return ", ".join(
-            [
-                " ".join(parts),
-                *(f"{site} has left" for site in self.left),
-                *(f"{site} was removed" for site in self.removed),
-                *(f"waiting for {line}" for line in self.waiting_for),
-            ]
-        )
+        incidents = "".join(f" ({site}: {count})" for site, count in self.incidents.items())
+        parts = [state, f"rounds: {self.rounds}", f"incidents: {sum(self.incidents.values())}{incidents}"]
+        parts += [f"{site} has left" for site in self.left] + [f"{site} was removed" for site in self.removed]
+        return ", ".join([*parts, *(f"waiting for {line}" for line in self.waiting_for)])
 
 
 def run_status(folder: Path, is_up: bool = True) -> RunStatus:
@@ -156,7 +147,7 @@ class Waiting:
     def new(self) -> list[str]:
         """Lines that were not returned before: a restarted server app repeats events."""
         waiting = [f"waiting for {line}" for line in self.now()]
-        finished = [f"task {task}: finished by {len(who)} sites" for task, who in sorted(self._tested.items())]
+        finished = [f"task {task}: sites that have finished: {len(who)}" for task, who in sorted(self._tested.items())]
         found = [line for line in [*finished, *waiting] if line not in self._shown]
         self._shown.update(found)
         return found
