@@ -240,7 +240,7 @@ def test_two_processes_lose_no_line(tmp_path, plan_file):
     assert "| row39 | 50.00 |" in (tmp_path / "tiny.md").read_text()
 
 
-def test_a_csv_that_is_locked_for_long_is_told(tmp_path, table, monkeypatch):
+def test_a_csv_that_stays_locked_is_an_error(tmp_path, table, monkeypatch):
     monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.1)
     with (
         filelock.FileLock(tmp_path / ".tiny.lock"),

@@ -196,7 +196,7 @@ def test_a_run_folder_of_other_images_is_refused_before_anything_runs(made):
     assert made("--seeds", "1", "--only", "stl").code == 0
     path = Path("runs/repro/tiny/stl-s0/environment.json")
     path.write_text(json.dumps({**json.loads(path.read_text()), "images": dict([OTHER_SPLIT.split(":")])}))
-    assert made("--seeds", "1", "--only", "stl").code == 0, "its line is of now: the folder is in nobody's way"
+    assert made("--seeds", "1", "--only", "stl").code == 0, "its line is current: the folder is not needed"
     made.rewrite(lambda line: dataclasses.replace(line, images=OTHER_SPLIT))
     before = {kind: written(kind) for kind in ("csv", "md", "tex")}
     outcome = made("--seeds", "1")
@@ -207,7 +207,7 @@ def test_a_run_folder_of_other_images_is_refused_before_anything_runs(made):
     assert {kind: written(kind) for kind in before} == before
 
 
-def test_lines_that_nobody_asked_for_are_kept_and_not_counted(made):
+def test_lines_that_were_not_requested_are_kept_and_not_counted(made):
     assert made("--seeds", "1", "--only", "stl").code == 0
     made.rewrite(lambda line: dataclasses.replace(line, row="gone"))
     old = lines()
@@ -257,11 +257,11 @@ def test_a_csv_of_something_else_is_not_written_over(made, text):
     assert not Path("runs").exists()
 
 
-# ---- stopping, going on, failing -------------------------------------------------------------------------------------
+# ---- stopping, resuming, failing -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_stopped_and_gone_on_with(made, monkeypatch):
+def test_a_stopped_experiment_is_resumed(made, monkeypatch):
     assert made("--out", "whole", "--runs", "whole-runs").code == 0
     answers = TINY["clients"] * TINY["tasks"] * TINY["rounds_per_task"]
     count = 0
@@ -360,10 +360,10 @@ def test_runs_after_a_failed_one_have_fresh_workers(made):
 
 
 def test_a_run_that_another_process_is_at_is_no_failure(made, monkeypatch):
-    """It is told, and the page says nothing of it; what is drawn at the end is drawn also if it was the last."""
+    """It is reported, but not on the page; pictures are drawn at the end also if it was the last run."""
     assert made("--only", "stl").code == 0
     (folder,) = Path("runs").rglob("stl-s0")
-    (folder / "summary.json").unlink()  # as if it went on
+    (folder / "summary.json").unlink()  # as if it were in progress
     Path("results/tiny.csv").unlink()
     with filelock.FileLock(folder / ".lock"):
         outcome = made("--only", "stl")
@@ -401,7 +401,7 @@ def test_mistakes_are_one_line_and_leave_nothing_behind(made, words, said):
     assert not list(Path().iterdir())
 
 
-def test_missing_images_are_told_once_and_before_anything_is_written(made, monkeypatch, tmp_path):
+def test_missing_images_are_reported_once_and_before_anything_is_written(made, monkeypatch, tmp_path):
     monkeypatch.setenv("WEFT_DATA", str(tmp_path / "empty"))
     made.plan.write_text('scenario = "overlapped-cifar100"\nclients = 2\ntasks = 1\nnetwork = "mlp"\n')
     assert_one_line(made("--seeds", "2"), "cifar100", "weft data get cifar100")

@@ -7,35 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from weft.repro import Row
-from weft.repro.curves import (
-    BLACK,
-    BLUE,
-    GREEN,
-    GREY,
-    ORANGE,
-    PINK,
-    RED,
-    SKY,
-    Curve,
-    Figure,
-    Panels,
-    Point,
-    grid,
-    whole_run,
-)
+from weft.repro import Row, curves
+from weft.repro.curves import Curve, Figure, Panels, Point, grid, whole_run
 from weft.repro.drawing import Chart, HeatMap, Stem, Stems
 
 PAPER_TASKS = {"mnist": "mnist-0", "cifar100": "cifar100-10"}  # split 0 of MNIST, 10 of CIFAR-100
 DATASETS = {
-    "cifar100": ("CIFAR-100", RED),
-    "cifar10": ("CIFAR-10", ORANGE),
-    "traffic_signs": ("Traffic Sign", GREEN),
-    "svhn": ("SVHN", SKY),
-    "mnist": ("MNIST", BLUE),
-    "fashion_mnist": ("Fashion-MNIST", PINK),
-    "notmnist": ("notMNIST", GREY),
-    "facescrub": ("FaceScrub", BLACK),
+    "cifar100": ("CIFAR-100", curves.RED),
+    "cifar10": ("CIFAR-10", curves.ORANGE),
+    "traffic_signs": ("Traffic Sign", curves.GREEN),
+    "svhn": ("SVHN", curves.SKY),
+    "mnist": ("MNIST", curves.BLUE),
+    "fashion_mnist": ("Fashion-MNIST", curves.PINK),
+    "notmnist": ("notMNIST", curves.GREY),
+    "facescrub": ("FaceScrub", curves.BLACK),
 }
 
 
@@ -147,11 +132,11 @@ def dataset_of(task: str) -> str:
 
 
 def dataset_name(dataset: str) -> str:
-    return DATASETS.get(dataset, (dataset, GREY))[0]
+    return DATASETS.get(dataset, (dataset, curves.GREY))[0]
 
 
 def _color(task: str) -> str:
-    return DATASETS.get(dataset_of(task), ("", GREY))[1]
+    return DATASETS.get(dataset_of(task), ("", curves.GREY))[1]
 
 
 def split_name(task: str) -> str:
