@@ -21,7 +21,7 @@ import weft
 from weft.files import is_held
 from weft.report.reading import Reader
 from weft.report.watch import Server, Watcher, rounds_planned, status, time_left
-from weft.runs.folder import Record
+from weft.runs.folder import RunFolder
 
 pytest_plugins = ["cli_helpers"]
 
@@ -85,7 +85,7 @@ def test_a_killed_run_differs_from_one_that_works(stopped):
 def test_a_run_that_holds_its_lock_is_working(stopped, tmp_path):
     folder = copy(stopped, tmp_path / "run")
     assert is_held(folder / ".lock") is False
-    record = Record.open(folder)
+    record = RunFolder.open(folder)
     try:
         run = Reader(folder).read()
         assert run.held
