@@ -42,6 +42,7 @@ class Watcher:
         self._signature: tuple[Any, ...] | None = None
         self._content: dict[str, Any] = {}
         self._cost, self._read_at = 0.0, 0.0
+        contents([])  # compile the templates now: it is not a cost of reading
 
     def content(self) -> dict[str, Any]:
         """What the page polls, with a version."""
