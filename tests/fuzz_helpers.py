@@ -1,4 +1,4 @@
-"""What the tests of damaged messages share: a message that is let through, and ways to make a wrong one of it."""
+"""Shared by the tests of damaged messages: a valid message, and ways to make an invalid one of it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from weft.core.checks import Refused
+from weft.core.checks import RejectedReply
 from weft.wire.message import CHECKSUM, PREFIX, VERSION, MessageError
 
 QUICK, STRUCTURED = 2_000, 10_000  # mutations
-GROWTH = 200 << 10  # kilobytes that all of it may take on top
+GROWTH = 200 << 10  # kilobytes that all mutations together may take
 SMALL = {"network__hidden": 4, "network__features": 4, "clients": 2, "rounds_per_task": 1}
 HUGE = [-1, 2**31 - 1, 2**31, 2**40, 2**62, 10**30, 0.5, "9", None, [], True, 1e308]
 
 
 class Target:
-    """A message that is let through; and whoever lets it."""
+    """A valid message, and what accepts it."""
 
     def __init__(self, wire: bytes):
         self.wire = wire
@@ -33,17 +33,17 @@ class Target:
     def open(self, wire: bytes) -> None:
         raise NotImplementedError
 
-    def is_refused(self, wire: bytes) -> bool:
-        """Refused, and in no other way than with a reason of one line."""
+    def is_rejected(self, wire: bytes) -> bool:
+        """Whether the message is rejected with a reason of one line, and in no other way."""
         try:
             self.open(wire)
-        except (Refused, MessageError) as reason:
+        except (RejectedReply, MessageError) as reason:
             return "\n" not in str(reason) and len(str(reason)) < 400
         return False
 
 
 def sealed(header: bytes, payload: bytes, lengths: tuple[int, int] | None = None) -> bytes:
-    """With a valid checksum; `lengths`: what the prefix claims."""
+    """A message with a valid checksum; `lengths` are what the prefix claims."""
     claimed = lengths or (len(header), len(payload))
     body = PREFIX.pack(b"WEFT", VERSION, *claimed) + header + payload
     return body + CHECKSUM.pack(zlib.crc32(body))
@@ -81,17 +81,17 @@ def throw(targets: Sequence[Target], count: int, make: Callable[[Target, random.
         target = targets[number % len(targets)]
         wire = make(target, dice)
         began = time.perf_counter()
-        assert wire == target.wire or target.is_refused(wire), wire[:400]
+        assert wire == target.wire or target.is_rejected(wire), wire[:400]
         longest = max(longest, time.perf_counter() - began)
-    assert longest < 5  # seconds, on a machine that is busy with other things
+    assert longest < 5  # seconds, on a busy machine
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < GROWTH
 
 
-# ---- mutations with a valid checksum, each of which is wrong for a reason of its own ---------------------------------
+# ---- mutations with a valid checksum ---------------------------------------------------------------------------------
 
 
 def wrong_field(target: Target, dice: random.Random) -> bytes:
-    """One more field, one less, or one that was never heard of."""
+    """One key more or less, or an unknown one."""
     header = copy.deepcopy(target.header)
     holder = dice.choice([header, *header["tensors"]])
     if dice.random() < 0.5:
@@ -102,7 +102,7 @@ def wrong_field(target: Target, dice: random.Random) -> bytes:
 
 
 def wrong_size(target: Target, dice: random.Random) -> bytes:
-    """A tensor that claims another size, count or other rows."""
+    """A tensor that claims a different size, count or rows."""
     header = copy.deepcopy(target.header)
     described = dice.choice(header["tensors"])
     key = dice.choice(sorted(set(described) - {"name", "encoding"}))
@@ -118,7 +118,7 @@ def wrong_size(target: Target, dice: random.Random) -> bytes:
 
 
 def wrong_length(target: Target, dice: random.Random) -> bytes:
-    """Bytes too many or too few, or a prefix that claims what is not there."""
+    """Too many or too few bytes, or a prefix that claims more than there is."""
     kind, some = dice.randrange(3), dice.randrange(1, 9)
     if kind == 0:
         return with_header(target, target.header, target.payload + dice.randbytes(some))
@@ -129,7 +129,7 @@ def wrong_length(target: Target, dice: random.Random) -> bytes:
 
 
 def not_a_header(target: Target, dice: random.Random) -> bytes:
-    """Headers that are no JSON, or not in the one form that is allowed."""
+    """Headers that are not JSON, or not in canonical form."""
     text = json.dumps(target.header, sort_keys=True, separators=(",", ":"))
     raw = dice.choice(
         [

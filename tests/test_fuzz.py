@@ -1,4 +1,4 @@
-"""Against decode and the checks behind it: whatever a stranger sends is refused, quickly and in little memory."""
+"""Mutated replies: decode and the checks of replies reject them, fast and in little memory."""
 
 from __future__ import annotations
 
@@ -25,27 +25,31 @@ from fuzz_helpers import (
 )
 from helpers import Run, tiny
 
-from weft.core.checks import Inspector, Refused
-from weft.core.schedule import Visit
+from weft.core.checks import RejectedReply, ReplyChecks
+from weft.core.progress import Pending
+from weft.core.schedule import Assignment
 from weft.wire.codec import BLOCK, HIGHEST
 from weft.wire.message import Message, decode, encode
 
 RANDOM = 100_000
 
 
-class Answer(Target):
-    """A right answer, its request, and the inspector."""
+class ReplyTarget(Target):
+    """A valid reply, its request, and the checks."""
 
-    def __init__(self, inspector: Inspector, wire: bytes, visit: Visit):
-        self.inspector, self.visit = inspector, visit
+    def __init__(self, checks: ReplyChecks, wire: bytes, request: Message):
+        client = int(request.receiver.removeprefix("client-"))
+        assignment = Assignment(client, request.task, request.round, request.ops, exchanges=True)
+        self.checks, self.client = checks, client
+        self.pending = {assignment.request_id: Pending(assignment, 0, 0, 0.0, request.fields)}
         super().__init__(wire)
 
-    def open(self, wire: bytes) -> None:
-        self.inspector.open(wire, self.visit.client, {self.visit.request_id: self.visit})
+    def open(self, wire: bytes) -> Message:
+        return self.checks.open(wire, self.client, self.pending)[0]
 
 
 @pytest.fixture(scope="module")
-def targets() -> list[Answer]:
+def targets() -> list[ReplyTarget]:
     found = []
     for words in (
         {"method": "fedweit"},
@@ -55,9 +59,7 @@ def targets() -> list[Answer]:
         {"method": "fedavg", "method__keep": 0.05},
     ):
         finished = Run(tiny(**SMALL, tasks=1, metrics="recall,balanced", **words)).go()
-        request = finished.requests[0]
-        visit = Visit(int(request.receiver.removeprefix("client-")), request.task, request.round, request.ops, True)
-        found.append(Answer(finished.inspector, finished.wires[1], visit))
+        found.append(ReplyTarget(finished.checks, finished.wires[1], finished.requests[0]))
     return found
 
 
@@ -69,15 +71,15 @@ def test_random_mutations(targets, count):
     throw(targets, count, lambda target, dice: mutated(target.wire, dice))
 
 
-# ---- mutations with a valid checksum, each of which is wrong for a reason of its own ---------------------------------
+# ---- mutations with a valid checksum ---------------------------------------------------------------------------------
 
 
-def wrong_word(target: Target, dice: random.Random) -> bytes:
-    """A field of the header that is not what it was."""
+def wrong_key(target: Target, dice: random.Random) -> bytes:
+    """A key of the header with a different value."""
     header = copy.deepcopy(target.header)
     key = dice.choice(["sender", "receiver", "request_id", "task", "round", "ops", "precision", "fields", "tensors"])
     header[key] = dice.choice([value for value in [*HUGE, "x", {}, ["train"]] if value != header[key]])
-    if header["tensors"] == []:  # a client that has stopped learning may send none; but then no bytes are left over
+    if header["tensors"] == []:  # a client that has stopped may send none, but then there are no bytes
         return with_header(target, header)
     if header["fields"] == {}:
         header["task"] += 1
@@ -105,7 +107,7 @@ def wrong_kind(target: Target, dice: random.Random) -> bytes:
 
 
 def wrong_values(target: Target, dice: random.Random) -> bytes:
-    """NaN, an infinity, or values that no training gives; the last tensor's values are the payload's end."""
+    """NaN, an infinity, or values beyond any training, in the last tensor of the payload."""
     if target.header["precision"] == "int8":
         return wrong_bytes(target, dice)
     width, form = (2, "<e") if target.header["precision"] == "half" else (4, "<f")
@@ -119,7 +121,7 @@ def wrong_values(target: Target, dice: random.Random) -> bytes:
 
 
 def wrong_bytes(target: Target, dice: random.Random) -> bytes:
-    """The same for int8, which knows no NaN: the largest exponent, one beyond it, or a byte that is not used."""
+    """The same for int8, which has no NaN: the largest exponent, one beyond it, or an unused byte."""
     *_, last = decode(target.wire).tensors.values()
     count = len(last if isinstance(last, torch.Tensor) else last.values)
     blocks = -(-count // BLOCK)
@@ -136,7 +138,7 @@ def wrong_bytes(target: Target, dice: random.Random) -> bytes:
 
 
 def wrong_index(target: Target, dice: random.Random) -> bytes:
-    """Bytes of an index, or of a mask of rows, that point elsewhere; what is not there is claimed."""
+    """Bytes of an index, or of a mask of rows, that point elsewhere."""
     payload = bytearray(target.payload)
     for place in range(dice.randrange(4, 12)):  # the first tensor's index, or in a dense tensor its first values
         payload[place] = 255
@@ -145,8 +147,8 @@ def wrong_index(target: Target, dice: random.Random) -> bytes:
     return with_header(target, target.header, bytes(payload))
 
 
-def wrong_number(target: Target, dice: random.Random) -> bytes:
-    """What a client says of its work."""
+def wrong_reply_field(target: Target, dice: random.Random) -> bytes:
+    """A field that a client reports."""
     header = copy.deepcopy(target.header)
     name = dice.choice(sorted(header["fields"]))
     wrong = ["9", "<b>x", [2.0], [1.0] * 50, [None], {}, {"bytes": -1}]
@@ -161,7 +163,7 @@ def wrong_number(target: Target, dice: random.Random) -> bytes:
     return with_header(target, header)
 
 
-WAYS = [wrong_word, wrong_field, wrong_size, wrong_kind, wrong_values, wrong_index, wrong_length, wrong_number]
+WAYS = [wrong_key, wrong_field, wrong_size, wrong_kind, wrong_values, wrong_index, wrong_length, wrong_reply_field]
 WAYS += [not_a_header]
 
 
@@ -170,21 +172,21 @@ def test_structured_mutations(targets, count):
     throw(targets, count, lambda target, dice: dice.choice(WAYS)(target, dice))
 
 
-def test_every_number_of_an_answer_is_checked(targets):
+def test_every_field_of_a_reply_is_checked(targets):
     for target in targets:
         assert {"valid_accuracy", "valid_loss", "train_loss", "rate", "metrics"} <= target.header["fields"].keys()
         for name in target.header["fields"]:
             header = {**target.header, "fields": {**target.header["fields"], name: "high"}}
-            with pytest.raises(Refused, match=f"its {name} cannot be 'high'"):
+            with pytest.raises(RejectedReply, match=name):
                 target.open(with_header(target, header))
 
 
-def test_values_beyond_all_training_are_refused_for_what_they_are(targets):
-    """In every precision: not since a length is wrong."""
+def test_impossible_values_are_rejected_for_what_they_are(targets):
+    """In every precision, and not because a length is wrong."""
     dice, said = random.Random(1), {target.header["precision"]: set() for target in targets}
     for number in range(200):
         target = targets[number % len(targets)]
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(RejectedReply) as caught:
             target.open(wrong_values(target, dice))
         text = str(caught.value)
         said[target.header["precision"]] |= {word for word in ("max_update_norm", "finite", "int8") if word in text}
@@ -195,21 +197,19 @@ def test_values_beyond_all_training_are_refused_for_what_they_are(targets):
     }
 
 
-def test_what_is_sealed_again_without_a_change_passes(targets):
-    """Or the tests above would pass for a wrong checksum."""
+def test_an_unchanged_message_with_a_new_checksum_passes(targets):
+    """Otherwise the tests above would pass because of a wrong checksum."""
     for target in targets:
         assert with_header(target, target.header) == target.wire
         target.open(with_header(target, target.header))
 
 
-def test_an_error_reply_brings_nothing_in(targets):
-    """Whoever says that it failed can say nothing else: it would be weighed, part by part, and kept."""
+def test_an_error_reply_has_nothing_else(targets):
+    """Its tensors would be counted and kept."""
     target = targets[0]
-    words = ("client-0", "server", target.visit.request_id, (), 0, 0)
-    out = {target.visit.request_id: target.visit}
-    reply, _ = target.inspector.open(encode(Message(*words, error="disk full")), target.visit.client, out)
-    assert reply.error == "disk full"
+    ids = (f"client-{target.client}", "server", next(iter(target.pending)), (), 0, 0)
+    assert target.open(encode(Message(*ids, error="disk full"))).error == "disk full"
     many = {f"=x{number}": torch.ones(1) for number in range(100)}
     for more in ({"tensors": many}, {"fields": {"images": 3}}):
-        with pytest.raises(Refused, match="says that it failed"):
-            target.inspector.open(encode(Message(*words, error="disk full", **more)), target.visit.client, out)
+        with pytest.raises(RejectedReply, match="failure"):
+            target.open(encode(Message(*ids, error="disk full", **more)))

@@ -1,4 +1,4 @@
-"""What a client does with requests: whatever a hub sends is refused before anything is allocated or changed."""
+"""Mutated requests: a client rejects them before it allocates or changes anything."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from fuzz_helpers import (
 from helpers import Run, differences, state_bits, tiny
 
 from weft.core.checks import request_fault
-from weft.core.client import World, answer
-from weft.core.storage import State
+from weft.core.client import Runtime, answer
+from weft.methods.state import ClientState
 from weft.wire.message import Message, MessageError, decode, encode
 from weft.wire.tensors import LARGEST, Payload, Rows, Sparse, dense, size
 
 
-class Asked(Target):
-    """A right request, and the client that it is for."""
+class RequestTarget(Target):
+    """A valid request, and the client that receives it."""
 
-    def __init__(self, world: World, state: State, wire: bytes):
-        self.world, self.client = world, int(decode(wire).receiver.removeprefix("client-"))
+    def __init__(self, runtime: Runtime, state: ClientState, wire: bytes):
+        self.runtime, self.client = runtime, int(decode(wire).receiver.removeprefix("client-"))
         self.state = copy.deepcopy(state)
         super().__init__(wire)
         self.state, self.bits = state, state_bits(state)
 
     def open(self, wire: bytes) -> None:
-        answer(self.world, self.client, self.state, wire)
+        answer(self.runtime, self.client, self.state, wire)
 
 
 @pytest.fixture(scope="module")
-def requests() -> list[Asked]:
-    """Of each method the first of its second task, when all that a client is ever sent comes along."""
+def requests() -> list[RequestTarget]:
+    """The first request of each method's second task, which has all tensors that a client can receive."""
     found = []
     for words in (
         {"method": "fedweit", "method__biases": "shared"},
@@ -58,15 +58,15 @@ def requests() -> list[Asked]:
         states, before = copy.deepcopy(running.clients), len(running.wires)
         wire = running.go().wires[before]
         client = int(decode(wire).receiver.removeprefix("client-"))
-        found.append(Asked(running.world, states[client], wire))
+        found.append(RequestTarget(running.runtime, states[client], wire))
     assert {name.partition("/")[0] for target in found for name in decode(target.wire).tensors} == {
-        *("global", "biases", "foreign", "variate", "fisher", "fisher_theta")
+        *("weights", "biases", "foreign", "variate", "fisher", "fisher_theta")
     }
     return found
 
 
 def wrong_shape(target: Target, dice: random.Random) -> bytes:
-    """Well-formed tensors, with a valid index and all their bytes, of another network or none."""
+    """Well-formed tensors of another network."""
     asked = decode(target.wire)
     name = dice.choice(sorted(asked.tensors))
     true = size(asked.tensors[name])
@@ -84,7 +84,7 @@ def wrong_shape(target: Target, dice: random.Random) -> bytes:
 
 
 def strange_tensor(target: Target, dice: random.Random) -> bytes:
-    """One that no method of weft knows, and that is larger than the network."""
+    """An unknown tensor that is larger than the network."""
     asked = decode(target.wire)
     nothing = (torch.zeros(0, dtype=torch.int32), torch.zeros(0))
     asked.tensors[dice.choice(["theta", "foreign/9.9", "a/b"])] = Sparse(dice.choice([LARGEST, 2**30, 10**6]), *nothing)
@@ -92,7 +92,7 @@ def strange_tensor(target: Target, dice: random.Random) -> bytes:
 
 
 def strange_request(target: Target, dice: random.Random) -> bytes:
-    """For somebody else, about a task that there is not, or of something that no client does."""
+    """For another client, about an unknown task, or with an unknown operation."""
     header = copy.deepcopy(target.header)
     key, values = dice.choice(
         [
@@ -114,28 +114,28 @@ ASKING = [wrong_shape, strange_tensor, strange_request, wrong_field, wrong_size,
 
 @pytest.mark.parametrize("count", [QUICK, pytest.param(STRUCTURED, marks=pytest.mark.long)])
 def test_requests(requests, count):
-    """Refused before the client has changed in any way."""
+    """Rejected before the state of the client changes."""
     throw(requests, count, lambda target, dice: dice.choice(ASKING)(target, dice))
     throw(requests, count, lambda target, dice: mutated(target.wire, dice))
     for target in requests:
         assert differences(state_bits(target.state), target.bits) == []
 
 
-@pytest.mark.parametrize("name", ["global", "foreign/1.0", "theta"])
+@pytest.mark.parametrize("name", ["weights", "foreign/1.0", "theta"])
 def test_a_small_request_that_claims_gigabytes(requests, name):
     target = requests[0]
     huge = Sparse(LARGEST, torch.zeros(0, dtype=torch.int32), torch.zeros(0))
     words = ("server", f"client-{target.client}", "1.0.0", ("begin", "receive"), 1, 0)
     wire = encode(Message(*words, {name: huge}, {"foreign": []}))
     assert len(wire) < 300
-    with pytest.raises(MessageError, match="has 2,147,483,647 values, for this network"):
+    with pytest.raises(MessageError, match="has 2,147,483,647 values|is not one of this method"):
         target.open(wire)
 
 
-def test_to_check_a_request_takes_no_time(requests):
+def test_checking_a_request_is_fast(requests):
     target = requests[0]
-    asked, layout = decode(target.wire), target.world.lesson(0, 0).layout
+    asked, layout = decode(target.wire), target.runtime.context(0, 0).layout
     began = time.perf_counter()
     for _ in range(100):
-        assert request_fault(asked, target.client, target.world.method, layout) == ""
+        assert request_fault(asked, target.client, target.runtime.method, layout) == ""
     assert time.perf_counter() - began < 0.1  # a millisecond each, and it takes a tenth of one
