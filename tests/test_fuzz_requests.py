@@ -128,7 +128,7 @@ def test_a_small_request_that_claims_gigabytes(requests, name):
     words = ("server", f"client-{target.client}", "1.0.0", ("begin", "receive"), 1, 0)
     wire = encode(Message(*words, {name: huge}, {"foreign": []}))
     assert len(wire) < 300
-    with pytest.raises(MessageError, match="has 2,147,483,647 values|is not one of this method"):
+    with pytest.raises(MessageError, match=r"has 2,147,483,647 values|is not one of this method"):
         target.open(wire)
 
 

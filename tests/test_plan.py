@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import weft
 from weft import Plan, WeftError
-from weft.plan import ready_plans
+from weft.plan import flat_keys, ready_plans
 
 EXAMPLE = """
 scenario = "glyphs"
@@ -131,6 +131,14 @@ def test_every_ready_plan_begins_with_the_command_that_runs_it():
     for name, file in ready_plans().items():
         assert file.read_text().splitlines()[0].startswith(f"# weft run {name}")
         Plan.load(file)
+
+
+def test_flat_keys_reads_a_plan_without_importing_what_it_names():
+    plan = Plan(method={"name": "fedavg", "keep": 0.5}, clock={"late": 2.0})
+    keys = flat_keys(plan.toml())
+    assert (keys["method"], keys["method.keep"], keys["clock.late"], keys["seed"]) == ("fedavg", 0.5, 2.0, 0)
+    assert Plan.merge(keys) == plan
+    assert flat_keys('method = "no/such/file.py:Method"')["method"] == "no/such/file.py:Method"
 
 
 def test_a_plan_does_not_change():
@@ -384,6 +392,8 @@ def test_a_mistake_in_python_is_one_line(keys, line):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
+        ('"method.keep" = 0.3', r"write 'method\.keep' as a table: \[method\] with keep = "),
+        ('[for.fedavg]\n"method.keep" = 0.3', r"\[method\] with keep = "),
         ("clients = ", "not valid TOML"),
         ("clients 3", "not valid TOML"),
         ("seed = 1\nseed = 2", "not valid TOML"),
