@@ -13,11 +13,11 @@ from safetensors.numpy import load_file
 
 import weft
 from weft import networks
-from weft.core.optimizers import SGD
-from weft.core.training import train_step
+from weft.core import client
+from weft.core.training import SGD, train_step
 from weft.errors import WeftError
 from weft.methods import COMBINATIONS, METHODS
-from weft.wire.message import Message
+from weft.methods.method import LocalTraining, RoundContext
 
 torch.set_num_threads(1)
 
@@ -159,11 +159,11 @@ def test_a_run_with_batch_norm_resumes_with_the_same_bits(tmp_path, method, wher
     broken = Run(plan, folder=tmp_path, careless=True).go_with_interruptions()
     assert not differences(straight.bits(), broken.bits())
     begin, end = straight.layout.statistics
-    for client in range(plan.clients):
-        first, second = (straight.theta(client, step)[begin:end] for step in range(2))
+    for index in range(plan.clients):
+        first, second = (straight.theta(index, task)[begin:end] for task in range(2))
         assert first.isfinite().all()
-        assert first.unique().numel() > 2  # they have moved away from 0 and 1
-        # one set for all tasks where they are shared and travel as biases do, or a set for each task
+        assert first.unique().numel() > 2  # no longer 0 and 1
+        # one set for all tasks if they are shared and sent like biases, otherwise one per task
         private = where == "own" or method == "fedweit"
         assert torch.equal(first, second) != private
 
@@ -182,17 +182,18 @@ def test_every_method_resumes_with_batch_norm(tmp_path, method, where):
 def test_penalties_do_not_change_statistics(method):
     """Statistics are the running mean and variance of the inputs, for any global weights."""
     running = Run(plan_of("Normed", method=method, network__statistics="shared")).go_to(1)
-    lesson, state, run_method = running.world.learning(0, 1), running.clients[0], running.method
-    run_method.begin(state, lesson)
-    tensors, numbers = run_method.brief(running.server, 0, 1, True, running.plan)
-    tensors["biases"] = tensors["biases"] + 1.0  # global weights far away
-    run_method.receive(state, Message("server", "client-0", "x", (), 1, 0, tensors, numbers), lesson)
-    work = run_method.open(state, lesson)
-    begin, end = lesson.layout.statistics
-    weights = lesson.layout.weights
-    work.variables["private"][begin - weights : end - weights] += 0.5
-    train_step(run_method, work, SGD(work), *lesson.load("train").take(torch.arange(10)), 0.1)
-    assert (lesson.network.gradient[begin:end] == 0).all()
+    ctx, state = running.runtime.training_context(0, 1), running.clients[0]
+    client.begin(running.runtime, state, ctx)
+    download = running.method.configure(running.server, 0, RoundContext(running.plan, 1, first=True))
+    download.tensors["biases"] = download.tensors["biases"] + 1.0  # global weights far away
+    running.method.receive(state, download, ctx)
+    training = LocalTraining.plain(state, ctx)
+    running.method.prepare(training, state, ctx)
+    begin, end = ctx.layout.statistics
+    weights = ctx.layout.weights
+    training.variables["private"][begin - weights : end - weights] += 0.5
+    train_step(training, SGD(training), *ctx.load("train").take(torch.arange(10)), 0.1)
+    assert (ctx.network.gradient[begin:end] == 0).all()
     assert begin < end
 
 
@@ -200,44 +201,41 @@ def test_penalties_do_not_change_statistics(method):
 def test_statistics_are_updated_at_the_end_of_a_task(method):
     """A is reduced to its largest values then, which changes the mean of every layer's inputs."""
     finished = Run(plan_of("Normed", method=method, method__adaptive_keep=0.02, rounds_per_task=4)).go()
-    for step in (0, 1):
-        network, train = finished.world.lesson(0, step).network, finished.world.batches(0, step, "train")
-        theta = finished.theta(0, step)
-        if step == 1:  # of the last task: B has not changed since
-            begin, end = network.layout.statistics
-            for _ in range(40):
-                network.recount(train.in_order(10))
-            torch.testing.assert_close(network.vector[begin:end], theta[begin:end], rtol=0.1, atol=0.05)
-            weights = network.layout.weights
-            trained = finished.clients[0].tensor("private")[begin - weights : end - weights]  # with all of A
-            assert not torch.allclose(trained, theta[begin:end], rtol=0.1, atol=0.05)
+    network, train = finished.runtime.context(0, 1).network, finished.runtime.batches(0, 1, "train")
+    theta = finished.theta(0, 1)  # of the last task: B has not changed since
+    begin, end = network.layout.statistics
+    for _ in range(40):
+        network.recount(train.in_order(10))
+    torch.testing.assert_close(network.vector[begin:end], theta[begin:end], rtol=0.1, atol=0.05)
+    weights = network.layout.weights
+    trained = finished.clients[0].private[begin - weights : end - weights]  # with all of A
+    assert not torch.allclose(trained, theta[begin:end], rtol=0.1, atol=0.05)
 
 
 def test_only_shared_statistics_are_averaged():
-    sent = {
+    runs = {
         where: Run(plan_of("Normed", method="fedavg", network__statistics=where)).go() for where in ("own", "shared")
     }
-    sizes = {where: len(run.server.tensor("biases")) for where, run in sent.items()}
-    assert sizes["shared"] == sizes["own"] + 20
-    assert sent["shared"].server.tensor("biases")[-20:].unique().numel() > 2
+    assert len(runs["shared"].server.biases) == len(runs["own"].server.biases) + 20
+    assert runs["shared"].server.biases[-20:].unique().numel() > 2
 
 
 @pytest.fixture(scope="module")
-def crew():
-    from weft.engines.workers import Crew
+def workers():
+    from weft.engines.workers import WorkerPool
 
-    crew = Crew(2)
-    yield crew
-    crew.close()
+    pool = WorkerPool(2)
+    yield pool
+    pool.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedweit", "fedavg"])
 @pytest.mark.parametrize("name", ["ViT", "Conv1dNet", "Normed"])
-def test_a_run_with_workers(name, method, crew, tmp_path):
+def test_a_run_with_workers(name, method, workers, tmp_path):
     """Workers load the file and give the same bits as one process, with dropout."""
     plan = plan_of(name, method=method)
-    together, alone = weft.run(plan, tmp_path / "a", workers=crew), weft.run(plan, tmp_path / "b")
+    together, alone = weft.run(plan, tmp_path / "a", workers=workers), weft.run(plan, tmp_path / "b")
     assert_same_result(together.folder, alone.folder)
     found, wanted = (
         {
