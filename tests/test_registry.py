@@ -203,3 +203,12 @@ def test_typed_in():
 def test_torch_stays_away():
     text = "import sys, weft.registry, weft.networks\nprint('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", text], capture_output=True, text=True).stdout.strip() == "False"
+
+
+def test_an_option_cannot_be_called_name():
+    """In a plan it is the name of the network or scenario."""
+
+    def network(name: str = "x") -> None: ...
+
+    with pytest.raises(WeftError, match=r"'name' .* rename it"):
+        registry.options_from(network)

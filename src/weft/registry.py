@@ -177,7 +177,7 @@ def options_from(maker: Any, kind: Literal["network", "scenario"] = "network") -
         del parameters[name]
     extra: Literal["allow", "forbid"] = "forbid"
     for name, parameter in parameters.items():
-        if name in fields:
+        if name in fields or name == "name":  # `name` in the section of a plan names the component
             raise WeftError(f"its argument {name!r} has the name of an option that every {kind} has; rename it")
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = "allow"
