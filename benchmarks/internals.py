@@ -22,15 +22,23 @@ import torch
 
 from weft.core import client as core_client
 from weft.core import storage, training
-from weft.core.client import KNOWLEDGE, Runtime, begin, end
+from weft.core.client import Runtime, begin, end
 from weft.core.exchange import SERVER_MEMORY
 from weft.core.loop import Federation
-from weft.core.updates import RoundUpdates
 from weft.engines.host import ClientHost, keep_memory
 from weft.engines.workers import ENVIRONMENT as WORKER_ENVIRONMENT
+from weft.methods.averaging import Update, Updates
 from weft.methods.fedweit.fedweit import FedWeIT
 from weft.methods.fedweit.formulas import largest, rows_in_turn
-from weft.methods.method import Download, LocalTraining, RoundContext, ServerContext, TaskContext, Update, initial_body
+from weft.methods.method import (
+    KNOWLEDGE,
+    Download,
+    LocalTraining,
+    RoundContext,
+    ServerContext,
+    TaskContext,
+    initial_body,
+)
 from weft.methods.state import ClientState
 from weft.networks.flat import Layout, Network
 from weft.plan import Plan
@@ -237,7 +245,7 @@ class BenchServer:
             storage.attach(self.state, folder)
 
     def aggregate(self, updates: list[Update]) -> None:
-        self._method.aggregate(self.state, RoundUpdates(updates, voters=len(updates)), self._ctx)
+        self._method.aggregate(self.state, Updates(updates), self._ctx)
 
     def store(self, task: int, adaptive: Sparse) -> None:
         """Store the A of a task of client 1."""

@@ -4,10 +4,10 @@ import pytest
 import torch
 from helpers import Run, run, tiny
 
-from weft.core.updates import RoundUpdates
+from weft.core.robust import robust
 from weft.methods import COMBINATIONS, METHODS, class_of
+from weft.methods.averaging import Update, Updates
 from weft.methods.fedweit.fedweit import FedWeITOptions
-from weft.methods.method import Update
 from weft.wire.tensors import dense
 
 PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets]
@@ -35,7 +35,7 @@ def updates_of(*parts, examples=(1, 1, 1), rule="mean"):
         Update(client, 0, tensors, {}, {"examples": count}, {}, True)
         for client, (tensors, count) in enumerate(zip(parts, examples, strict=False))
     ]
-    return RoundUpdates(found, rule, len(found))
+    return Updates(found if rule == "mean" else robust(found, rule), equal=rule != "mean")
 
 
 def weit(**changed):

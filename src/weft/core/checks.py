@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from weft.core.progress import Pending
 from weft.errors import show
-from weft.methods.method import Method, TensorSpec
+from weft.methods.method import KNOWLEDGE, Method, TensorSpec
 from weft.networks.flat import Layout
 from weft.registry import short
 from weft.wire.message import Message, MessageError, decode
@@ -143,7 +143,7 @@ def request_fault(request: Message, client: int, method: Method, layout: Layout)
     spec = method.upload_spec(layout, {})
     once = next((each for each in spec.values() if each.once), None)
     for name, tensor in request.tensors.items():
-        declared = once if name.startswith("foreign/") else spec.get(name)
+        declared = once if name.startswith(KNOWLEDGE) else spec.get(name)
         if declared is None:
             return f"tensor {show(name)} is not one of this method"
         if isinstance(tensor, Rows) and tensor.segments != layout.segments:

@@ -28,7 +28,8 @@ from weft import methods, metrics, networks, scenarios
 from weft.core.checks import request_fault
 from weft.core.training import train_round
 from weft.errors import WeftError
-from weft.methods.method import Download, Method, TaskContext, Tensors
+from weft.methods.averaging import Tensors
+from weft.methods.method import KNOWLEDGE, Download, Method, TaskContext
 from weft.methods.state import ClientState, OptimizerState, RateSchedule
 from weft.networks.batches import Batches
 from weft.plan import Plan
@@ -39,7 +40,6 @@ from weft.wire.tensors import Sparse
 
 TRAINING_SETS = 16  # kept in memory, of the tasks in training
 TEST_SETS = 256  # small uint8 images: some hundred kilobytes each
-KNOWLEDGE = "foreign/"  # name of a tensor that is sent once
 
 
 class Runtime:

@@ -7,7 +7,6 @@ continues without it.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -15,11 +14,12 @@ from typing import Any, Literal, Protocol
 from weft.core.checks import RejectedReply, ReplyChecks
 from weft.core.engine import Availability, Engine, Reply, Request
 from weft.core.progress import Pending, Progress, advance
+from weft.core.robust import robust
 from weft.core.schedule import Assignment
 from weft.core.storage import spill
-from weft.core.updates import RoundUpdates
 from weft.errors import WeftError
-from weft.methods.method import Method, RoundContext, ServerContext, Update
+from weft.methods.averaging import Update, Updates
+from weft.methods.method import KNOWLEDGE, Method, RoundContext, ServerContext
 from weft.methods.state import ServerState
 from weft.plan import Plan
 from weft.wire.ledger import Direction, Entry, Ledger
@@ -27,7 +27,6 @@ from weft.wire.message import Cached, Message, encode
 
 SERVER_MEMORY = 64 << 20  # bytes of knowledge base that stay in memory; the rest is read from disk when it is sent
 EPSILON = 1e-6  # seconds; less is rounding
-KNOWLEDGE = "foreign/"  # name of a tensor that is sent once
 
 
 class RunEvents(Protocol):
@@ -127,19 +126,19 @@ class Exchange:
     def _late(self, pending: Pending) -> bool:
         return pending.released or pending.issued_round < self.progress.round
 
-    def updates(self, taken: list[Accepted], merged: bool = True) -> RoundUpdates:
+    def updates(self, taken: list[Accepted], merged: bool = True) -> Updates:
         """What the method aggregates: of each client the newest reply, since several late ones would be several votes.
 
         Under a robust rule late replies count for nothing: they may have other rows than the replies of this round.
         `merged`: False for replies about the end of a task, of which only task knowledge is stored.
         """
-        usable = taken if self.plan.aggregation == "mean" else [each for each in taken if not self._late(each.pending)]
-        usable = [each for each in usable if merged and "send" in each.pending.assignment.ops]
+        rule = self.plan.aggregation
+        usable = [each for each in taken if merged and (rule == "mean" or not self._late(each.pending))]
+        usable = [each for each in usable if "send" in each.pending.assignment.ops]
         newest = {each.pending.assignment.client: each for each in sorted(usable, key=lambda each: each.order)}
-        chosen = {id(each) for each in newest.values()}
-        return RoundUpdates(
-            [self.update(each, id(each) in chosen) for each in taken], self.plan.aggregation, len(newest)
-        )
+        found = [self.update(each, each is newest.get(each.pending.assignment.client)) for each in taken]
+        guarded = rule != "mean" and len(newest) > 1
+        return Updates(robust(found, rule) if guarded else found, equal=guarded)
 
     def aggregate(self, taken: list[Accepted], merged: bool) -> None:
         self.method.aggregate(self.server, self.updates(taken, merged), self.ctx)
@@ -338,8 +337,3 @@ def staleness_weight(staleness: int, exponent: float) -> float:
     (1.0, 0.5, 0.25)
     """
     return float((1 + staleness) ** -exponent)
-
-
-def single(update: Update, mix: float) -> RoundUpdates:
-    """One update to merge by itself."""
-    return dataclasses.replace(RoundUpdates([update], "mean", 1), mix=mix)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from weft.core.exchange import single, staleness_weight
+from weft.core.exchange import staleness_weight
 from weft.core.loop import Federation
 from weft.core.schedule import TASK_END_ATTEMPTS, Assignment, TaskPosition
+from weft.methods.averaging import Updates
 
 
 class AsynchronousFederation(Federation):
@@ -21,7 +22,7 @@ class AsynchronousFederation(Federation):
                 merged = usable and "send" in pending.assignment.ops
                 update = exchange.update(accepted, merged)
                 mix = staleness_weight(staleness, plan.staleness_exponent)
-                exchange.method.aggregate(exchange.server, single(update, mix), exchange.ctx)
+                exchange.method.aggregate(exchange.server, Updates([update], mix=mix), exchange.ctx)
                 progress.version += merged
             progress.task = min(client.position[0] for client in progress.clients)
             progress.turns += 1

@@ -1,4 +1,4 @@
-"""Means of what clients sent: dense vectors, some rows, or some single values.
+"""Updates of clients and their means: dense vectors, some rows, or some single values.
 
     theta_G = sum over c of w_c * theta_c / sum over c of w_c
 
@@ -8,11 +8,66 @@ a theta_G keeps its own value there.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 from weft.lazy import torch
 from weft.wire import tensors
 from weft.wire.tensors import Payload
+
+Average = Literal["equal", "examples"]
+Tensors: TypeAlias = dict[str, Payload]
+Fields: TypeAlias = dict[str, Any]  # JSON
+
+
+@dataclass(frozen=True)
+class Update:
+    """An accepted reply of one client."""
+
+    client: int
+    task: int
+    tensors: Tensors  # to merge; empty if a newer reply of this client is merged, or training has stopped
+    task_tensors: Tensors  # uploaded once per task (line 11)
+    fields: Fields  # what the client reports, such as `examples`
+    sent: Fields | None  # fields of the request that is confirmed by it
+    received: bool  # the client took in what was sent: its training had not stopped
+
+
+@dataclass
+class Updates:
+    """The updates of one round, sorted by client; or a single one, with `mix`, if asynchronous."""
+
+    updates: list[Update]
+    equal: bool = False  # all votes count the same, whatever a client claims
+    mix: float | None = None  # weight of a single update; 1 puts it in place of what is known
+
+    def __iter__(self) -> Iterator[Update]:
+        return iter(self.updates)
+
+    def senders(self, name: str) -> list[Update]:
+        """The updates that have this tensor."""
+        return [update for update in self.updates if name in update.tensors]
+
+    def parts(self, name: str) -> list[Payload]:
+        return [update.tensors[name] for update in self.senders(name)]
+
+    def weights(self, name: str, by: Average) -> list[float]:
+        """The weight of each sender."""
+        equal = self.equal or by == "equal"
+        return [1.0 if equal else float(update.fields["examples"]) for update in self.senders(name)]
+
+    def merge(self, name: str, known: Payload, by: Average, divide: Literal["senders", "all"] = "senders") -> Payload:
+        """The weighted mean of what was sent; `known` if nobody sent it; mixed into `known` if asynchronous."""
+        if not (parts := self.parts(name)):
+            return known
+        return (
+            mix(known, parts[0], self.mix) if self.mix is not None else average(parts, self.weights(name, by), divide)
+        )
+
+    def sum(self, name: str) -> torch.Tensor:
+        parts = self.parts(name)
+        return weighted_sum(parts, [1.0] * len(parts))
 
 
 def weighted_sum(parts: list[Payload], weights: list[float]) -> torch.Tensor:

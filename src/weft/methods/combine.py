@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from pydantic import create_model
 
 from weft.errors import WeftError
+from weft.methods.averaging import Tensors, Updates
 from weft.methods.method import (
     Download,
     LocalTraining,
@@ -21,9 +22,7 @@ from weft.methods.method import (
     RoundContext,
     ServerContext,
     TaskContext,
-    Tensors,
     TensorSpec,
-    Updates,
 )
 
 

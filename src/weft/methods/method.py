@@ -17,26 +17,25 @@ method overrides the hooks in which it differs, in one file. `fedprox+ewc` calls
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 from weft.lazy import torch
+from weft.methods.averaging import Fields, Tensors, Updates
 from weft.methods.state import ClientState, ServerState, TaskState
 from weft.randomness import generator
 from weft.wire import tensors
-from weft.wire.tensors import Payload, Sparse
+from weft.wire.tensors import Sparse
 
 if TYPE_CHECKING:
     from weft.networks.batches import Batches
     from weft.networks.flat import Layout, Network
     from weft.plan import Plan
 
-Tensors: TypeAlias = dict[str, Payload]
-Fields: TypeAlias = dict[str, Any]  # JSON
-Average = Literal["equal", "examples"]
+KNOWLEDGE = "foreign/"  # before the name of a tensor of `Download.once`
 SplitName: TypeAlias = Literal["train", "valid", "test"]
 
 
@@ -99,42 +98,6 @@ class Download:
     tensors: Tensors = field(default_factory=dict)
     fields: Fields = field(default_factory=dict)
     once: dict[str, Sparse] = field(default_factory=dict)  # goes to `client.knowledge`, even if training has stopped
-
-
-@dataclass(frozen=True)
-class Update:
-    """An accepted reply of one client."""
-
-    client: int
-    task: int
-    tensors: Tensors  # to merge; empty if a newer reply of this client is merged, or training has stopped
-    task_tensors: Tensors  # uploaded once per task (line 11)
-    fields: Fields  # what the client reports, such as `examples`
-    sent: Fields | None  # fields of the request that is confirmed by it
-    received: bool  # the client took in what was sent: its training had not stopped
-
-
-class Updates(Protocol):
-    """The updates of one round, sorted by client; or a single one, with `mix`, if asynchronous."""
-
-    mix: float | None  # weight of a single update; 1 puts it in place of what is known
-
-    def __iter__(self) -> Iterator[Update]: ...
-    def senders(self, name: str) -> list[Update]:
-        """The updates that bring this tensor."""
-        ...
-
-    def weights(self, name: str, by: Average) -> list[float]:
-        """The weight of each sender."""
-        ...
-
-    def merge(self, name: str, known: Payload, by: Average, divide: Literal["senders", "all"] = "senders") -> Payload:
-        """The weighted mean of what was sent; `known` if nobody sent anything; mixed into `known` if asynchronous."""
-        ...
-
-    def sum(self, name: str) -> torch.Tensor:
-        """The plain sum over the senders."""
-        ...
 
 
 def no_images(split: SplitName) -> Batches:

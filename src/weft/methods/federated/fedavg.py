@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from weft.lazy import torch
-from weft.methods.averaging import merge
+from weft.methods.averaging import Average, Tensors, Updates, merge
 from weft.methods.fedweit.formulas import largest_places
 from weft.methods.method import (
-    Average,
     Download,
     Method,
     MethodInfo,
@@ -29,10 +28,8 @@ from weft.methods.method import (
     RoundContext,
     ServerContext,
     TaskContext,
-    Tensors,
     TensorSpec,
     Traits,
-    Updates,
     receive_biases,
 )
 from weft.methods.state import ClientState, SharedServer, empty

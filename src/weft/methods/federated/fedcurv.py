@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from weft.lazy import torch
-from weft.methods.averaging import compact
+from weft.methods.averaging import Tensors, Updates, compact
 from weft.methods.continual.ewc import curvature_gradient, task_information
 from weft.methods.federated.fedavg import FedAvg, FedAvgClient, FedAvgOptions
 from weft.methods.method import (
@@ -28,10 +28,8 @@ from weft.methods.method import (
     RoundContext,
     ServerContext,
     TaskContext,
-    Tensors,
     TensorSpec,
     Traits,
-    Updates,
 )
 from weft.methods.state import SharedServer
 from weft.wire import tensors

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from weft.lazy import torch
-from weft.methods.averaging import compact
+from weft.methods.averaging import Average, Tensors, Updates, compact
 from weft.methods.federated.fedavg import FedAvg, FedAvgClient, FedAvgOptions
 from weft.methods.method import (
-    Average,
     Download,
     LocalTraining,
     MethodInfo,
@@ -29,10 +28,8 @@ from weft.methods.method import (
     RoundContext,
     ServerContext,
     TaskContext,
-    Tensors,
     TensorSpec,
     Traits,
-    Updates,
 )
 from weft.methods.state import SharedServer
 from weft.wire import tensors

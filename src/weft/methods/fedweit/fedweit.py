@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from weft.lazy import torch
-from weft.methods.averaging import average, merge
+from weft.methods.averaging import Average, Tensors, Update, Updates, average, merge
 from weft.methods.fedweit.apd import APD, APDClient, APDOptions, words
 from weft.methods.fedweit.formulas import Foreign, compose, rows_in_turn, rows_kept, strongest_rows
 from weft.methods.method import (
-    Average,
     Download,
     LocalTraining,
     MethodInfo,
@@ -33,11 +32,8 @@ from weft.methods.method import (
     RoundContext,
     ServerContext,
     TaskContext,
-    Tensors,
     TensorSpec,
     Traits,
-    Update,
-    Updates,
     receive_biases,
 )
 from weft.methods.state import SharedServer, Table, empty
@@ -263,7 +259,7 @@ class FedWeIT(APD):
         """Alg. 1 line 9: theta_G is the mean of what was sent; line 11: kb <- kb + {A}."""
         for update in updates:
             self._note(server, update)
-        parts = [update.tensors["weights"] for update in updates.senders("weights")]
+        parts = updates.parts("weights")
         if not parts:
             return
         options = self.options

@@ -1,4 +1,4 @@
-"""Updates of one round, and robust aggregation: what one client sends counts no more than what the others support.
+"""Robust aggregation: what one client sends counts no more than what the others support.
 
     median   every value becomes the median over its senders
     clip     x <- v + (x - v) * min(1, r / |x - v|)      v: that median, r: the median of all |x - v|
@@ -10,54 +10,15 @@ clipping, Karimireddy et al., ICML 2021) each can pull only as far as a typical 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
-from weft.methods.averaging import average, mix, weighted_sum
-from weft.methods.method import Average, Update
+from weft.methods.averaging import Update
 from weft.wire.tensors import Payload, Rows, Sparse, dense, present
 
 Aggregation = Literal["mean", "median", "clip"]
-
-
-@dataclass
-class RoundUpdates:
-    """Accepted replies, sorted by client; see `weft.methods.method.Updates`."""
-
-    updates: list[Update]
-    rule: Aggregation = "mean"
-    voters: int = 0  # clients whose updates are merged
-    mix: float | None = None  # weight of a single asynchronous update
-
-    def __post_init__(self) -> None:
-        if self.rule != "mean" and self.voters > 1:
-            self.updates = robust(self.updates, self.rule)
-
-    def __iter__(self) -> Iterator[Update]:
-        return iter(self.updates)
-
-    def senders(self, name: str) -> list[Update]:
-        return [update for update in self.updates if name in update.tensors]
-
-    def weights(self, name: str, by: Average) -> list[float]:
-        # how many examples a client has is its own claim: under a robust rule all votes are equal
-        equal = by == "equal" or (self.rule != "mean" and self.voters > 1)
-        return [1.0 if equal else float(update.fields["examples"]) for update in self.senders(name)]
-
-    def merge(self, name: str, known: Payload, by: Average, divide: Literal["senders", "all"] = "senders") -> Payload:
-        parts = [update.tensors[name] for update in self.senders(name)]
-        if not parts:
-            return known
-        if self.mix is not None:
-            return mix(known, parts[0], self.mix)
-        return average(parts, self.weights(name, by), divide)
-
-    def sum(self, name: str) -> torch.Tensor:
-        parts = [update.tensors[name] for update in self.senders(name)]
-        return weighted_sum(parts, [1.0] * len(parts))
 
 
 def robust(updates: list[Update], rule: Aggregation) -> list[Update]:
