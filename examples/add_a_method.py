@@ -25,7 +25,7 @@ class AnchoredOptions(MethodOptions):
 
 @dataclass
 class AnchoredClient(ClientState):
-    anchor: torch.Tensor = field(default_factory=empty)  # saved, resumed and moved with the client
+    last_weights: torch.Tensor = field(default_factory=empty)  # saved, resumed and moved with the client
 
 
 class Anchored(Method):
@@ -35,13 +35,13 @@ class Anchored(Method):
     options: AnchoredOptions
 
     def begin_task(self, client: AnchoredClient, ctx: TaskContext) -> None:
-        client.anchor = client.weights.clone()
+        client.last_weights = client.weights.clone()
 
     def prepare(self, training: LocalTraining, client: AnchoredClient, ctx: TaskContext) -> None:
         if ctx.task == 0:
             return
         weights, gradient = training.variables["weights"], training.gradients["weights"]
-        anchor = client.anchor.to(ctx.device)
+        anchor = client.last_weights.to(ctx.device)
 
         def pull_to_anchor() -> None:
             gradient.add_(weights - anchor, alpha=self.options.strength)

@@ -89,7 +89,7 @@ class Lazy(nn.Module):
         return self.fc(self.norm(self.conv(images)).flatten(1))
 
 
-def from_a_function(depth: int, *, wide: bool = False, rate: float = 0.5, name="x", copy=1, act=nn.ReLU, **more):
+def from_a_function(depth: int, *, wide: bool = False, rate: float = 0.5, copy=1, act=nn.ReLU, **more):
     return nn.Sequential(nn.Flatten(), nn.Linear(3072, 8 if wide else 4), *(act() for _ in range(depth)))
 
 

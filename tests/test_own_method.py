@@ -1,5 +1,6 @@
-"""A method that somebody wrote: named by its file, run like any other, refused with a clear line where it is none."""
+"""User-defined methods: named by their file, run like any other, rejected with a clear line if they are none."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from helpers import Run, differences, run, tiny
 
 import weft
-from weft.methods.method import Method, Options
+from weft.methods.method import Method, MethodOptions, Traits
+from weft.methods.state import ClientState
 from weft.runs.run import new_path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -18,11 +20,9 @@ ANCHORED = f"{FILE}:Anchored"
 class OwnHere(Method):
     """Defined in a module that can be imported."""
 
-    citation = "this test"
-
 
 def thetas(finished):
-    return {(client, step): finished.theta(client, step).tolist() for client in range(3) for step in range(2)}
+    return {(client, task): finished.theta(client, task).tolist() for client in range(3) for task in range(2)}
 
 
 def test_the_example_holds_weights_where_the_last_task_left_them():
@@ -36,15 +36,12 @@ def test_the_example_holds_weights_where_the_last_task_left_them():
 
 
 def test_it_is_short():
-    """Thirty lines of code, besides the words about it."""
-    text = Path(FILE).read_text()
-    code = [
-        line for line in text.split('"""', 2)[2].splitlines() if line.strip() and not line.startswith(("from", "#"))
-    ]
-    assert len(code) <= 30
+    """Thirty lines of code, without docstring and imports."""
+    lines = Path(FILE).read_text().split('"""', 2)[2].splitlines()
+    assert len([line for line in lines if line.strip() and not line.startswith(("from", "#"))]) <= 30
 
 
-def test_it_survives_and_combines(tmp_path):
+def test_it_resumes_and_combines(tmp_path):
     name = f"fedavg+{ANCHORED}"
     whole = run(method=name, method__strength=1.0)
     assert not torch.equal(whole.theta(0, 1), run(method="fedavg").theta(0, 1))
@@ -53,48 +50,62 @@ def test_it_survives_and_combines(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("talking", ["fedavg", "fedprox", "scaffold", "fedcurv"])
-def test_it_combines_with_whatever_talks_to_a_server(talking):
-    name = f"{talking}+{ANCHORED}"
+@pytest.mark.parametrize("federated", ["fedavg", "fedprox", "scaffold", "fedcurv"])
+def test_it_combines_with_every_server_half(federated):
+    name = f"{federated}+{ANCHORED}"
     off = run(method=name, method__strength=0)
-    assert thetas(off) == thetas(run(method=talking))
+    assert thetas(off) == thetas(run(method=federated))
     assert thetas(run(method=name, method__strength=1.0)) != thetas(off)
 
 
-class Listens(Method):
-    """No options, and a part in what a client receives and sends."""
+@dataclass
+class CountingClient(ClientState):
+    downloads: int = 0
 
-    citation = "this test"
 
-    def receive(self, client, message, lesson):
-        super().receive(client, message, lesson)
-        client.numbers["heard"] = client.numbers.get("heard", 0) + 1
+class Counts(Method):
+    """No options, and one hook."""
+
+    Client = CountingClient
+
+    def receive(self, client, download, ctx):
+        client.downloads += 1
+
+
+class DecaysOptions(MethodOptions):
+    decay: float = 0.3
 
 
 class Decays(Method):
-    class Own(Options):
-        decay: float = 0.3
+    Options = DecaysOptions
 
-    Options = Own
+
+@dataclass
+class ReceivedClient(ClientState):
+    received: int = 0
+
+
+class Receives(Method):
+    Client = ReceivedClient
 
 
 class Composes(Method):
-    composes = True
+    traits = Traits(composes_theta=True)
 
 
 def test_the_smallest_method_combines_and_its_hooks_are_called():
-    finished = run(method="fedavg+test_own_method:Listens")
-    assert finished.clients[0].numbers["heard"] == 4
+    assert run(method="ewc+fedavg+test_own_method:Counts").clients[0].downloads == 4
 
 
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("stable-sgd+test_own_method:Decays", "each have an option 'decay'"),
-        ("apd+test_own_method:Composes", "each make theta of parts of their own"),
+        ("stable-sgd+test_own_method:Decays", "both have an option 'decay'"),
+        ("apd+test_own_method:Composes", "each compose theta"),
+        ("fedprox+test_own_method:Receives", "both have a state field 'received'; rename one"),
     ],
 )
-def test_what_would_get_in_each_others_way_is_refused(name, why):
+def test_methods_that_conflict_are_not_combined(name, why):
     with pytest.raises(weft.WeftError, match=why):
         tiny(method=name)
 
@@ -104,11 +115,10 @@ def test_workers_find_it(tmp_path):
     plan = tiny(method=ANCHORED)
     found = [weft.run(plan, tmp_path / str(count), workers=count).accuracy_matrix.tolist() for count in (1, 2)]
     assert str(found[0]) == str(found[1])
-    resumed = weft.resume(tmp_path / "1")
-    assert str(resumed.accuracy_matrix.tolist()) == str(found[0])
+    assert str(weft.resume(tmp_path / "1").accuracy_matrix.tolist()) == str(found[0])
 
 
-def test_a_class_will_do_in_python():
+def test_a_plan_takes_a_class():
     plan = weft.Plan(method={"name": OwnHere, "biases": "private"})
     assert plan.method == "test_own_method:OwnHere"
     assert plan.method_options == {"biases": "private"}
@@ -131,7 +141,7 @@ def test_the_run_folder_has_a_short_name():
         ("no_such_package:Anchored", "no_such_package"),
     ],
 )
-def test_what_is_no_method_is_refused(name, why):
+def test_a_name_that_is_no_method_is_rejected(name, why):
     with pytest.raises(weft.WeftError, match=why) as caught:
         tiny(method=name)
     assert "\n" not in str(caught.value)
@@ -146,7 +156,7 @@ def test_a_relative_file_is_found_again_from_another_folder(monkeypatch, tmp_pat
     assert weft.Plan.load(tmp_path / "plan.toml").method == plan.method
 
 
-def test_whose_option_it_is():
+def test_an_unknown_option_names_the_method_that_has_it():
     with pytest.raises(weft.WeftError, match=r"unknown key method\.mu; .*method\.keep.*is an option of fedprox"):
         tiny(method="fedavg", method__mu=1.0)
 
@@ -156,25 +166,25 @@ def test_apd_needs_adam():
         tiny(method="apd", optimizer="sgd")
 
 
-def test_its_options_are_checked():
+def test_options_are_checked():
     with pytest.raises(weft.WeftError, match=r"did you mean method\.strength"):
         tiny(method=ANCHORED, method__strenght=1)
 
 
 FAULTY = """
-from weft.methods.method import Method, Options
+from weft.methods.method import Method
 
 
 class Faulty(Method):
-    def finish(self, client, lesson):
+    def end_task(self, client, ctx):
         raise KeyError("a slip of mine")
 """
 
 
 @pytest.mark.slow
-def test_a_fault_in_it_is_told_by_a_worker_too(tmp_path, capfd):
+def test_a_worker_reports_an_error_in_a_method(tmp_path, capfd):
     file = tmp_path / "faulty.py"
     file.write_text(FAULTY)
-    with pytest.raises(weft.WeftError, match="KeyError: 'a slip of mine'; its traceback stands above"):
+    with pytest.raises(weft.WeftError, match="KeyError: 'a slip of mine'; its traceback is above"):
         weft.run(tiny(method=f"{file}:Faulty"), tmp_path / "run", workers=2)
     assert 'raise KeyError("a slip of mine")' in capfd.readouterr().err

@@ -24,6 +24,7 @@ from weft.methods.method import (
     TaskContext,
     TensorSpec,
 )
+from weft.methods.state import ClientState, TaskState
 
 
 class Combined(Method):
@@ -152,3 +153,17 @@ def _check(parts: dict[str, type[Method]]) -> None:
         for option in kind.Options.model_fields.keys() - MethodOptions.model_fields.keys():
             if owners.setdefault(option, part) != part:
                 raise WeftError(f"{name}: {owners[option]} and {part} both have an option {option!r}; rename one")
+    for state, base in (("Client", ClientState), ("Task", TaskState)):
+        fields: dict[str, tuple[str, type]] = {}  # by name: the part that has it and the class that declares it
+        for part, kind in parts.items():
+            for name_of_field, owner in _declared(getattr(kind, state), base).items():
+                other, its_owner = fields.setdefault(name_of_field, (part, owner))
+                if owner is not its_owner:
+                    raise WeftError(f"{name}: {other} and {part} both have a state field {name_of_field!r}; rename one")
+
+
+def _declared(state: type, base: type) -> dict[str, type]:
+    """The fields that a state adds to its base class, with the class that declares each."""
+    classes = reversed(state.__mro__[: state.__mro__.index(base)])
+    found = {each: owner for owner in classes for each in vars(owner).get("__annotations__", {})}
+    return {each: owner for each, owner in found.items() if each not in vars(base)["__dataclass_fields__"]}

@@ -211,13 +211,3 @@ def rows_in_turn(layout: Layout, turn: int, keep: float) -> torch.Tensor:
         count = rows_kept(layer, keep)
         kept[layer.first_row + (turn * count + torch.arange(count)) % layer.rows] = True
     return kept
-
-
-def curvature_gradient(
-    theta: torch.Tensor, curvature: torch.Tensor, pulled: torch.Tensor, weight: float, by_theta: torch.Tensor
-) -> None:
-    """The gradient of weight / 2 * sum over i of F_i * (theta - theta_i)^2, added.
-
-    It is weight * (theta * sum of F_i - sum of F_i * theta_i): two sums, `curvature` and `pulled`, however many i.
-    """
-    by_theta.addcmul_(theta, curvature, value=weight).add_(pulled, alpha=-weight)
