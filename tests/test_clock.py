@@ -1,8 +1,11 @@
-"""The virtual clock: a function of seed, client and moment; and the engine that lives by it."""
+"""The virtual clock, a function of seed, client and moment; and the engine that runs on it."""
 
 from __future__ import annotations
 
 import itertools
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 from helpers import tiny
@@ -10,35 +13,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.core.engine import EngineState, Reply, Request
-from weft.engines.clock import Clock
-from weft.engines.simulated import SimulatedEngine
-from weft.plan import ClockOptions as Options
+from weft.engines.simulated import Clock, SimulatedEngine
+from weft.plan import ClockOptions
 
-OPTIONS = st.builds(
-    Options,
-    spread=st.floats(1, 20),
-    jitter=st.floats(0, 1),
-    late=st.floats(0, 20),
-    stay=st.sampled_from([0.0, 0.5, 5.0, 50.0]),
-    away=st.floats(0.1, 20),
-)
-CLOCKS = st.builds(Clock, OPTIONS, st.integers(0, 5))
+STAYS = st.sampled_from([0.0, 0.5, 5.0, 50.0])
+RANGES = {"spread": st.floats(1, 20), "jitter": st.floats(0, 1), "late": st.floats(0, 20), "away": st.floats(0.1, 20)}
+CLOCKS = st.builds(Clock, st.builds(ClockOptions, stay=STAYS, **RANGES), st.integers(0, 5))
 MOMENTS = st.floats(0, 200)
 
 
-@given(CLOCKS, st.integers(0, 30), MOMENTS)
-def test_who_is_away_comes_back(clock, client, moment):
-    there = clock.there_from(client, moment)
-    assert there >= moment
-    assert clock.is_there(client, there)
-    assert clock.there_from(client, there) == there
-    assert clock.is_there(client, moment) == (there == moment)
-
-
 @given(CLOCKS, st.integers(0, 30), st.lists(MOMENTS, min_size=2, max_size=6))
-def test_nobody_comes_back_before_earlier_ones(clock, client, moments):
+def test_a_client_that_is_away_comes_back(clock, client, moments):
     moments.sort()
-    assert [clock.there_from(client, m) for m in moments] == sorted(clock.there_from(client, m) for m in moments)
+    returns = [clock.available_from(client, moment) for moment in moments]
+    assert returns == sorted(returns)
+    for moment, back in zip(moments, returns, strict=True):
+        assert back >= moment
+        assert clock.is_available(client, back)
+        assert clock.available_from(client, back) == back
+        assert clock.is_available(client, moment) == (back == moment)
 
 
 @given(CLOCKS, st.integers(0, 30), st.text(max_size=8))
@@ -49,38 +42,50 @@ def test_a_duration_is_positive_and_always_the_same(clock, client, request_id):
 
 
 def test_clients_differ_only_where_the_plan_says_so():
-    even, uneven = (Clock(Options(spread=spread), 0) for spread in (1.0, 4.0))
+    even, uneven = (Clock(ClockOptions(spread=spread), 0) for spread in (1.0, 4.0))
     assert {even.duration(client, "x") for client in range(9)} == {1.0}
     assert len({uneven.duration(client, "x") for client in range(9)}) == 9
-    assert all(even.is_there(client, moment) for client in range(9) for moment in (0.0, 99.0))
+    assert all(even.is_available(client, moment) for client in range(9) for moment in (0.0, 99.0))
 
 
 class Echo:
-    """A carrier whose clients answer with the bytes that they were sent; it notes how many it was asked at once."""
+    """A carrier whose clients reply with the bytes of the request; `batches` notes how many are computed at once."""
 
-    def __init__(self):
-        self.waves: list[list[str]] = []
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self._requests: list[Request] = []
 
-    def exchange(self, requests):
-        asked = list(requests)
-        self.waves.append([request.request_id for request in asked])
-        for request in sorted(asked, key=lambda one: one.client % 3):  # some other order than that of the asking
-            yield Reply(request.client, request.wire, 0.5)
+    def submit(self, request: Request) -> None:
+        self._requests.append(request)
 
-    def save(self):
-        return EngineState({}, {})
+    def ready(self) -> None:
+        return None
 
-    def close(self):
-        pass
+    def replies(self) -> Iterator[Reply]:
+        requests, self._requests = self._requests, []
+        self.batches.append(len(requests))
+        for client, wire, request_id, *_ in sorted(requests, key=lambda one: one.client % 3):  # not in request order
+            yield Reply(client, wire, 0.5, request_id)
+
+    def save(self) -> EngineState:
+        return EngineState()
 
 
-def request(client: int, number: int, crosses: bool = True) -> Request:
+def simulated(**words) -> tuple[SimulatedEngine, Echo]:
+    carrier = Echo()
+    return SimulatedEngine(tiny(clients=6, **words), carrier, Path(), EngineState()), carrier
+
+
+def request(client: int, number: int = 0, crosses: bool = True) -> Request:
     return Request(client, f"{client}/{number}".encode(), f"0.{number}.{client}", crosses=crosses)
 
 
-def clocked(**words) -> tuple[SimulatedEngine, Echo]:
-    carrier = Echo()
-    return SimulatedEngine(tiny(clients=6, **words), carrier), carrier
+def exchange(
+    engine: SimulatedEngine, requests: Iterable[Request] = (), timeout: float | None = None
+) -> Iterator[Reply]:
+    for each in requests:
+        engine.submit(each)
+    return engine.replies(timeout)
 
 
 @settings(max_examples=60)
@@ -89,78 +94,74 @@ def clocked(**words) -> tuple[SimulatedEngine, Echo]:
     st.sampled_from([None, 0.5, 1.0, 3.0]),
     st.sampled_from([1.0, 4.0]),
 )
-def test_every_answer_comes_once_and_in_the_order_of_time(asked, deadline, spread):
-    engine, _ = clocked(quorum=1, **{"clock__spread": spread, "clock__jitter": 0.3})
+def test_every_reply_arrives_once_and_in_the_order_of_time(selected, deadline, spread):
+    engine, _ = simulated(quorum=1, clock__spread=spread, clock__jitter=0.3)
     numbers = itertools.count()
-    sent, came, moments = [], [], []
-    for clients in asked:
+    sent, arrived, moments = [], [], []
+    for clients in selected:
         requests = [request(client, next(numbers)) for client in clients]
-        sent += [one.wire for one in requests]
+        sent += [each.wire for each in requests]
         began = engine.now()
-        for reply in engine.exchange(requests, deadline):
-            came.append(reply.wire)
+        for reply in exchange(engine, requests, deadline):
+            arrived.append(reply.wire)
             moments.append(engine.now())
             assert deadline is None or engine.now() <= began + deadline + 1e-9
-    came += [reply.wire for reply in engine.exchange([])]
-    moments.append(engine.now())
-    assert sorted(came) == sorted(sent)
-    assert moments == sorted(moments)
-    for client in range(6):  # a client answers in the order in which it was asked
-        of_client = [wire for wire in came if wire.startswith(f"{client}/".encode())]
-        assert of_client == [wire for wire in sent if wire.startswith(f"{client}/".encode())]
+    arrived += [reply.wire for reply in exchange(engine)]
+    assert sorted(arrived) == sorted(sent)
+    assert [*moments, engine.now()] == sorted([*moments, engine.now()])
+    for client in range(6):  # a client replies in the order of its requests
+        first, second = ([wire for wire in one if wire.startswith(b"%d/" % client)] for one in (arrived, sent))
+        assert first == second
 
 
-def test_a_late_answer_comes_out_of_a_later_exchange():
-    engine, _ = clocked(deadline=1.5, clock__spread=4.0)
+def test_a_late_reply_arrives_in_a_later_call():
+    engine, _ = simulated(deadline=1.5, clock__spread=4.0)
     durations = {client: Clock(engine._plan.clock, 0).duration(client, f"0.0.{client}") for client in range(6)}
     fast = [client for client in range(6) if durations[client] <= 1.5]
     assert 0 < len(fast) < 6
-    first = [reply.client for reply in engine.exchange([request(client, 0) for client in range(6)], 1.5)]
+    first = [reply.client for reply in exchange(engine, map(request, range(6)), 1.5)]
     assert first == sorted(fast, key=durations.__getitem__)
     assert engine.now() == 1.5
-    rest = [reply.client for reply in engine.exchange([], None)]
+    rest = [reply.client for reply in exchange(engine)]
     assert sorted(first + rest) == list(range(6))
     assert engine.now() == max(durations.values())
 
 
-def test_all_that_waits_is_computed_at_once():
-    engine, carrier = clocked(**{"async": "updates"})
-    replies = engine.exchange([request(client, 0) for client in range(6)])
-    assert next(replies).client == 0
-    assert [len(wave) for wave in carrier.waves] == [6]
-    again = engine.exchange([request(0, 1)])
-    assert [next(again).client for _ in range(5)] == [1, 2, 3, 4, 5]
-    assert [len(wave) for wave in carrier.waves] == [6]  # nobody waits for the new one yet
-    assert next(again).wire == b"0/1"
-    assert [len(wave) for wave in carrier.waves] == [6, 1]
+def test_all_waiting_requests_are_computed_at_once():
+    engine, carrier = simulated(**{"async": "updates"})
+    assert next(exchange(engine, map(request, range(6)))).client == 0
+    assert carrier.batches == [6]
+    replies = exchange(engine, [request(0, 1)])
+    assert [next(replies).client for _ in range(5)] == [1, 2, 3, 4, 5]
+    assert carrier.batches == [6]  # the reply to the new request is not due yet
+    assert next(replies).wire == b"0/1"
+    assert carrier.batches == [6, 1]
 
 
-def test_what_crosses_no_wire_is_there_at_once():
-    engine, _ = clocked(faults__crash=0.9)
-    assert len(list(engine.exchange([request(client, 0, crosses=False) for client in range(6)], 1.0))) == 6
+def test_a_request_that_does_not_cross_the_network_is_answered_at_once():
+    engine, _ = simulated(faults__crash=0.9)
+    assert len(list(exchange(engine, [request(client, crosses=False) for client in range(6)], 1.0))) == 6
     assert engine.now() == 0.0
 
 
-@pytest.mark.parametrize("when", [0, 1, 3])
-def test_what_is_on_its_way_survives_a_stop(tmp_path, when):
-    def engine(saved=None):
-        return SimulatedEngine(tiny(clients=6, deadline=0.5, clock__spread=3.0), Echo(), tmp_path, saved)
-
-    whole, stopped = engine(), engine()
-    for one in (whole, stopped):
-        for _ in range(when + 1):
-            list(one.exchange([request(client, one.now()) for client in range(6)] if one.now() == 0 else [], 0.5))
-    again = engine(stopped.save())
-    assert again.now() == whole.now() > 0
-    assert list(again.exchange([])) == list(whole.exchange([]))
-    assert again.now() == whole.now()
+@pytest.mark.parametrize("calls", [1, 2, 4])
+def test_replies_on_their_way_survive_a_stop(tmp_path, calls):
+    plan = tiny(clients=6, deadline=0.5, clock__spread=3.0)
+    whole, stopped = (SimulatedEngine(plan, Echo(), tmp_path, EngineState()) for _ in range(2))
+    for engine, call in itertools.product((whole, stopped), range(calls)):
+        list(exchange(engine, () if call else map(request, range(6)), 0.5))
+    saved = EngineState(transit=json.loads(json.dumps(stopped.save().transit)))
+    resumed = SimulatedEngine(plan, Echo(), tmp_path, saved)
+    assert resumed.now() == whole.now() > 0
+    assert list(exchange(resumed)) == list(exchange(whole))
+    assert resumed.now() == whole.now()
 
 
-def test_time_goes_on_to_the_next_arrival():
-    engine, _ = clocked(**{"async": "updates", "clock__late": 10.0})
+def test_time_advances_until_the_next_client_is_available():
+    engine, _ = simulated(**{"async": "updates", "clock__late": 10.0})
     moments = []
-    while len(engine.clients()) < 6:
-        assert list(engine.exchange([])) == []
+    while len(engine.clients().available) < 6:
+        assert list(exchange(engine)) == []
         moments.append(engine.now())
     assert moments == sorted(set(moments))
     assert len(moments) == 6
