@@ -8,7 +8,7 @@ import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -263,6 +263,37 @@ class Run:
         for owner, state in {"server": self.server, **self.clients}.items():
             found |= {f"{owner} {key}": value for key, value in state_bits(state).items()}
         return found
+
+
+class Merged(NamedTuple):
+    """An update that the method merged, and when."""
+
+    at: int  # the run's round
+    client: int
+    task: int
+    round: int  # of the task
+    mix: float | None  # its weight, if it was merged alone
+
+
+class Watched(Run):
+    """Notes which updates are merged; `heard`: the requests that were answered by the last merge."""
+
+    def go(self) -> Watched:
+        self.merged: list[Merged] = []
+        self.heard: set[str] = set()
+        aggregate = self.method.aggregate
+
+        def noted(server: Any, updates: Any, ctx: ServerContext) -> None:
+            requests = {id(fields): place for *place, fields in self.reports}  # an update has the fields of its reply
+            merged = [requests[id(update.fields)] for update in updates if update.tensors]
+            self.merged += [Merged(self.progress.round, *place, updates.mix) for place in merged]
+            if merged:
+                self.heard = {f"{task}.{round_index}.{client}" for client, task, round_index, _ in self.reports}
+            aggregate(server, updates, ctx)
+
+        self.method.aggregate = noted
+        super().go()
+        return self
 
 
 def state_bits(state: Any) -> dict[str, Any]:
