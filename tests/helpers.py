@@ -31,7 +31,7 @@ from weft.networks.flat import Layer, Layout
 from weft.plan import Plan
 from weft.scenarios import Scenario
 from weft.wire.ledger import Ledger
-from weft.wire.message import Message, decode
+from weft.wire.message import Message, decode, encode
 from weft.wire.tensors import Payload, flatten
 
 torch.set_num_threads(1)
@@ -196,6 +196,13 @@ class Run:
 
     def save(self) -> EngineState:
         return EngineState()
+
+    def ask(self, request_id: str, ops: str, task: int = 0, round_index: int = 0) -> Message:
+        """The first client's reply to a request without tensors."""
+        words = ("server", "client-0", request_id, tuple(ops.split()), task, round_index)
+        self.submit(Request(0, encode(Message(*words)), request_id))
+        (reply,) = self.replies()
+        return decode(reply.wire)
 
     def _again(self, state: Any, new: Any, prefix: str) -> Any:
         if self.folder is None:

@@ -9,9 +9,8 @@ import pytest
 from helpers import Run, Watched, differences, run, state_bits, tiny
 
 from weft import WeftError
-from weft.core.engine import Availability, Request
+from weft.core.engine import Availability
 from weft.engines.simulated import SimulatedEngine
-from weft.wire.message import Message, decode, encode
 
 COMING_AND_GOING = {"deadline": 1.5, "clock__stay": 3.0, "clock__away": 4.0, "clock__spread": 4.0}
 WAYS = {
@@ -115,18 +114,13 @@ def test_a_request_to_train_a_task_that_is_over_changes_nothing():
     """Of two requests that were long on their way the later one may arrive first."""
     running = Run(tiny(tasks=2, clients=1))
 
-    def error(name: str, ops: str, task: int) -> str:
-        running.submit(Request(0, encode(Message("server", "client-0", name, tuple(ops.split()), task, 0)), name))
-        (reply,) = running.replies()
-        return decode(reply.wire).error
-
-    assert not error("a", "begin train finish", 0)
+    assert not running.ask("a", "begin train finish", 0).error
     before = state_bits(running.clients[0])
-    assert "over" in error("b", "train send", 0)
+    assert "over" in running.ask("b", "train send", 0).error
     assert differences(state_bits(running.clients[0]), before) == []
-    assert not error("c", "begin train", 1)
-    assert "over" in error("d", "begin train finish", 0)
-    assert not error("e", "finish test", 0)  # which changes nothing
+    assert not running.ask("c", "begin train", 1).error
+    assert "over" in running.ask("d", "begin train finish", 0).error
+    assert not running.ask("e", "finish test", 0).error  # which changes nothing
 
 
 # ---- many small plans ------------------------------------------------------------------------------------------------
