@@ -83,7 +83,7 @@ def by_hand(plan_file) -> Results:
 
 def test_markdown_by_hand(by_hand):
     # 60 ± sqrt(2 * 10^2); 0.15 ± sqrt(2 * 0.05^2); 5 MB in 2 tasks; 4 * 250,000 of 4,000,000
-    text = output.table_page(by_hand)
+    text = output.page(by_hand)
     made_by = "`weft repro tiny --seeds 2 --only fedavg` and `weft repro tiny --seeds 1 --only stl`"
     assert f"# A tiny table\n\nMade by {made_by}.\n" in text
     grid = [line for line in text.splitlines() if line.startswith("|")]
@@ -122,8 +122,8 @@ def test_latex_by_hand(by_hand):
 def test_without_numbers_of_the_paper_there_is_no_column_and_no_order(table):
     results = results_of(table)
     assert "paper &" not in output.latex(results)
-    assert "| paper" not in output.table_page(results)
-    assert "Kendall" not in output.table_page(results)
+    assert "| paper" not in output.page(results)
+    assert "Kendall" not in output.page(results)
 
 
 def test_escaping_for_latex():
@@ -252,15 +252,15 @@ def test_a_csv_that_stays_locked_is_an_error(tmp_path, table, monkeypatch):
 def test_runs_of_different_images_are_reported(table, tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_DATA", str(tmp_path))  # without a cache, no image is known to have changed
     mixed = results_of(table, ("cifar100:a svhn:b", "cifar100:c svhn:b", ""))
-    assert "different images of cifar100 than others: they cannot be compared" in output.table_page(mixed)
-    assert "cannot be compared" not in output.table_page(results_of(table))
+    assert "different images of cifar100 than others: they cannot be compared" in output.page(mixed)
+    assert "cannot be compared" not in output.page(results_of(table))
 
 
 def test_the_papers_sizes_have_the_digits_of_the_paper(plan_file):
     measures = ("accuracy", "backward_transfer", "model")
     numbers = {"model": 61, "backward_transfer": -0.0014}, {"model": 68.93}
     results = with_paper(plan_file, *numbers, measures=measures)
-    grid = [line for line in output.table_page(results).splitlines() if line.startswith("|")]
+    grid = [line for line in output.page(results).splitlines() if line.startswith("|")]
     assert grid[0] == "| row | accuracy (%) | backward transfer | paper | model (MB) | paper | seeds |"
     assert grid[2] == "| fedavg | 60.00 ± 14.14 | - | -0.0014 | 1.23 ± 0.00 | 61 | 2 |"
     assert grid[4] == "| stl | 95.00 | - | - | 1.23 | 68.93 | 1 |"

@@ -163,7 +163,7 @@ def test_a_stale_line_is_run_again_and_replaced(made):
     made.rewrite(lambda line: dataclasses.replace(line, plan_hash="0" * 16))
     table = made.experiment()
     stale = Results(table, table.rows, range(1), read_csv(table, Path("results/tiny.csv")))
-    assert "| stl | -" in output.table_page(stale)
+    assert "| stl | -" in output.page(stale)
     outcome = made("--seeds", "1", "--only", "stl")
     assert outcome.code == 0
     assert [line for line in outcome.err.splitlines() if "stale" in line] == [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.metrics import Spread
@@ -70,6 +70,13 @@ def share_of_dense(traffic: Mapping[str, float]) -> float | None:
 def plain(value: Any) -> str:
     """A value of a plan or of an event as text: strings without quotes."""
     return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown; all columns but the first hold numbers."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    rows = [[cell.replace("|", r"\|") for cell in line] for line in (head, rule, *lines)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def plural(count: int, noun: str) -> str:

@@ -77,6 +77,8 @@ class Experiment(BaseModel):
     plan: str
     rows: tuple[Row, ...] = Field(min_length=1)
     figure: FigureName | None = None
+    names: dict[str, str] = {}  # of the series of a figure, as shown
+    reference: str = ""  # the series that others are compared with
     note: str = ""  # what a reader needs to know to compare with the paper
     seeds: int = Field(3, ge=1)
     first_seed: int = Field(0, ge=0)

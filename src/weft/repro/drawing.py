@@ -1,198 +1,132 @@
-"""Charts with several panels as data, and how matplotlib draws them: the same numbers give the same bytes."""
+"""How the figures are drawn, with matplotlib (an extra): the same numbers give the same bytes."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from weft.errors import WeftError
 from weft.metrics import Spread
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Curve = list[tuple[float, Spread]]  # by x, over seeds
+Panels = Mapping[str, Mapping[str, Curve]]  # panel -> series -> curve, in the order of the experiment's rows
 
 DPI = 200  # of PNG files
 LEGEND_WIDTH = 1.7  # inches of an entry
 
 
-@dataclass(frozen=True)
-class Line:
-    name: str
-    color: str
-    marker: str
-    dash: str
-    curve: Sequence[tuple[float, Spread]]  # shares, drawn in percent
-    bold: bool = False
-
-
-@dataclass(frozen=True)
-class Lines:
-    """Curves with their standard deviation as a band."""
-
-    title: str
-    x: str
-    y: str
-    lines: Sequence[Line]
-    whole: bool = True  # x has no fractions
-    log_ticks: Sequence[float] = ()  # x is logarithmic with these ticks, in percent
-
-
-@dataclass(frozen=True)
-class Stem:
-    name: str
-    color: str
-    spans: Sequence[tuple[float, float]]  # from, to
-
-
-@dataclass(frozen=True)
-class Stems:
-    """Horizontal lines from a starting value, which is dotted."""
-
-    title: str
-    x: str
-    stems: Sequence[Stem]
-
-
-@dataclass(frozen=True)
-class HeatMap:
-    x: str
-    y: str
-    columns: Sequence[str]
-    rows: Sequence[str]
-    values: Sequence[Sequence[float]]
-    texts: Sequence[Sequence[str]]
-    label: str
-    middle: float  # of the diverging colors
-
-
-@dataclass(frozen=True)
-class Chart:
-    panels: Sequence[Sequence[Lines | Stems | HeatMap]]  # row by row
-    size: tuple[float, float]  # inches
-    legend: Literal["", "best", "lower right"] = (
-        ""  # its location inside of each panel; empty: one for all panels, below them
-    )
-    share_y: Literal["none", "row", "all"] = "none"
-
-
-def check_available() -> None:
-    """Fail before anything is run: figures need matplotlib."""
-    if find_spec("matplotlib") is None:
-        raise WeftError('figures need matplotlib, which is not installed: pip install "weft[figures]"')
-
-
-def files(chart: Chart, suffix: str = "") -> Mapping[str, bytes]:
-    """The chart as PNG and SVG in the style of `weft figures`, by the ends of the file names."""
+def files(charts: Callable[[Panels], Mapping[str, Figure]], panels: Panels) -> dict[str, bytes]:
+    """Each chart as PNG and SVG, by the end of the file name."""
     from matplotlib import style
 
     from weft.report.matplotlib import METADATA, STYLE
 
     found = {}
     with style.context(["default", STYLE]):  # without the user's settings
-        figure = draw(chart)
-        for kind in ("png", "svg"):
-            file = io.BytesIO()
-            figure.savefig(file, format=kind, dpi=DPI, metadata=METADATA[kind])
-            found[f"{suffix}.{kind}"] = file.getvalue()
+        for suffix, figure in charts(panels).items():
+            for kind in ("png", "svg"):
+                file = io.BytesIO()
+                figure.savefig(file, format=kind, dpi=DPI, metadata=METADATA[kind])
+                found[f"{suffix}.{kind}"] = file.getvalue()
     return found
 
 
-def draw(chart: Chart) -> Figure:
-    from matplotlib.figure import Figure
+def draw_lines(
+    panels: Panels, rows: Sequence[Sequence[str]], x: str, y: str, size: tuple[float, float], **options: Any
+) -> Figure:
+    """Panels of curves, row by row, over one legend; `size` is that of a panel in inches.
 
-    figure = Figure(figsize=chart.size, layout="constrained")
-    width = max(map(len, chart.panels))
-    grid = figure.subplots(len(chart.panels), width, squeeze=False, sharey=chart.share_y)
-    for number, (row, panels) in enumerate(zip(grid, chart.panels, strict=True)):
-        for axes in row[len(panels) :]:
+    The values are shares and drawn in percent. Options: share_y, and log_ticks for a logarithmic x with these ticks.
+    """
+    columns, (width, height) = max(map(len, rows)), size
+    figure, grid = _grid(columns * width, len(rows) * height + 0.6, len(rows), columns, sharey=options.get("share_y"))
+    legend: dict[str, Artist] = {}
+    order = list(dict.fromkeys(series for curves in panels.values() for series in curves))
+    for titles, row, below in zip(rows, grid, [*rows[1:], []], strict=True):
+        for axes in row[len(titles) :]:
             axes.set_axis_off()
-        for axes, panel in zip(row, panels, strict=False):
-            if isinstance(panel, Lines):
-                _draw_lines(axes, panel)
-                below = chart.panels[number + 1 :]
-                axes.set_xlabel("" if below and len(below[0]) > list(row).index(axes) else panel.x)
-                axes.set_ylabel(panel.y if axes is row[0] else "")
-            elif isinstance(panel, Stems):
-                _draw_stems(axes, panel)
+        for column, (title, axes) in enumerate(zip(titles, row, strict=False)):
+            for series, curve in panels[title].items():
+                legend[series] = _plot(axes, order.index(series), curve, bold=series == "FedWeIT")
+            axes.set(title=title, xlabel="" if column < len(below) else x, ylabel="" if column else y)
+            if ticks := options.get("log_ticks"):
+                axes.set_xscale("log")
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+                axes.minorticks_off()
             else:
-                _draw_heat_map(figure, axes, panel)
-        if isinstance(panels[0], Stems):  # one scale: twice as far from the start is twice as long
-            limits = [axes.get_xlim() for axes in row]
-            for axes in row:
-                axes.set_xlim(min(low for low, _ in limits), max(high for _, high in limits))
-    _add_legend(figure, chart)
+                axes.locator_params(axis="x", integer=True, nbins=6)
+    entries = max(1, min(len(legend), int(columns * width / LEGEND_WIDTH)))
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=entries)
     return figure
 
 
-def _draw_lines(axes: Axes, panel: Lines) -> None:
-    from matplotlib.ticker import MaxNLocator
+def _plot(axes: Axes, index: int, curve: Curve, bold: bool) -> Artist:
+    """A line, with the standard deviation as a band."""
+    from weft.report.matplotlib import COLORS, MARKERS
 
-    for line in panel.lines:
-        xs = [x for x, _ in line.curve]
-        looks: Any = {"color": line.color, "linestyle": line.dash, "marker": line.marker, "label": line.name}
-        looks |= {"linewidth": 2.0, "zorder": 4} if line.bold else {"zorder": 3}
-        # every tenth marker of a long line: markers that touch each other cannot be read
-        axes.plot(xs, [100 * y.mean for _, y in line.curve], markevery=max(1, len(xs) // 10), **looks)
-        if any(y.deviation for _, y in line.curve):
-            low, high = (
-                [100 * min(max(y.mean + sign * (y.deviation or 0.0), 0.0), 1.0) for _, y in line.curve]
-                for sign in (-1, 1)
-            )
-            axes.fill_between(xs, low, high, color=line.color, alpha=0.15, linewidth=0)
-    axes.set_title(panel.title)
-    if panel.log_ticks:
-        axes.set_xscale("log")
-        axes.set_xticks(panel.log_ticks, [f"{100 * tick:g}" for tick in panel.log_ticks])
-        axes.minorticks_off()
-    elif panel.whole:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    xs, ys, color = [x for x, _ in curve], [y for _, y in curve], COLORS[index % len(COLORS)]
+    looks: Any = {"color": color, "marker": MARKERS[index % len(MARKERS)], "zorder": 4 if bold else 3}
+    looks |= {"linewidth": 2.0} if bold else {}
+    # every tenth marker of a long line: markers that touch each other cannot be read
+    (line,) = axes.plot(xs, [100 * y.mean for y in ys], markevery=max(1, len(xs) // 10), **looks)
+    if any(y.deviation for y in ys):
+        low = [100 * max(y.mean - (y.deviation or 0.0), 0.0) for y in ys]
+        high = [100 * min(y.mean + (y.deviation or 0.0), 1.0) for y in ys]
+        axes.fill_between(xs, low, high, color=color, alpha=0.15, linewidth=0)
+    return line
 
 
-def _draw_stems(axes: Axes, panel: Stems) -> None:
-    for height, stem in enumerate(panel.stems):
-        for start, end in stem.spans:
-            axes.hlines(height, start, end, color=stem.color, linewidth=2.5)
-            axes.plot(end, height, "o", color=stem.color, markersize=5)
-    for start in sorted({start for stem in panel.stems for start, _ in stem.spans}):
-        axes.axvline(start, color="#000000", linewidth=0.8, linestyle=":")
-    axes.set_yticks(range(len(panel.stems)), [stem.name for stem in panel.stems])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.margins(x=0.1, y=0.1)
-    axes.set_xlabel(panel.x)
-    axes.set_title(panel.title)
+def draw_stems(panels: Panels, names: Sequence[str], x: str) -> Figure:
+    """In each panel, a line from 1/n, which is dotted, to the mean of each series; its color is that of its name."""
+    from weft.report.matplotlib import COLORS
+
+    # one scale: twice as far from the start is twice as long
+    figure, (row,) = _grid(3.3 * len(panels), 2.9, 1, len(panels), sharex=True)
+    for axes, (task, curves) in zip(row, panels.items(), strict=True):
+        for height, (foreign, curve) in enumerate(curves.items()):
+            color = COLORS[names.index(foreign.rpartition(" ")[0]) % len(COLORS)]
+            for count, found in curve:
+                axes.hlines(height, 1 / count, found.mean, color=color, linewidth=2.5)
+                axes.plot(found.mean, height, "o", color=color, markersize=5)
+        for count in sorted({count for curve in curves.values() for count, _ in curve}):
+            axes.axvline(1 / count, color="black", linewidth=0.8, linestyle=":")
+        axes.set_yticks(range(len(curves)), list(curves))
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.margins(x=0.1, y=0.1)
+        axes.set(xlabel=x, title=f"learning {task}")
+    return figure
 
 
-def _draw_heat_map(figure: Figure, axes: Axes, panel: HeatMap) -> None:
-    distances = [abs(value - panel.middle) for row in panel.values for value in row if value == value]  # not NaN
-    reach = max([0.05, *distances])
-    shown = axes.imshow(
-        panel.values, cmap="PuOr_r", vmin=panel.middle - reach, vmax=panel.middle + reach, aspect="auto"
-    )
-    for y, (values, texts) in enumerate(zip(panel.values, panel.texts, strict=True)):
-        for x, (value, text) in enumerate(zip(values, texts, strict=True)):
-            color = "white" if abs(value - panel.middle) > 0.6 * reach else "black"
-            axes.text(x, y, text, ha="center", va="center", fontsize=6, color=color)
-    axes.set_xticks(range(len(panel.columns)), panel.columns, rotation=35, ha="right")
-    axes.set_yticks(range(len(panel.rows)), panel.rows)
+def draw_heat_map(
+    cells: Mapping[tuple[str, str], tuple[float, str]], names: Sequence[str], x: str, y: str, label: str
+) -> Figure:
+    """Values by row and column with their texts, in colors that diverge from 1."""
+    rows, columns = ([name for name in names if any(pair[side] == name for pair in cells)] for side in (0, 1))
+    figure, ((axes,),) = _grid(1.6 + 0.62 * len(columns), 1.2 + 0.36 * len(rows))
+    values = [[cells.get((row, column), (math.nan, ""))[0] for column in columns] for row in rows]
+    reach = max([0.05, *(abs(value - 1) for value, _ in cells.values())])
+    shown = axes.imshow(values, cmap="PuOr_r", vmin=1 - reach, vmax=1 + reach, aspect="auto")
+    for (row, column), (value, text) in cells.items():
+        color = "white" if abs(value - 1) > 0.6 * reach else "black"
+        axes.text(columns.index(column), rows.index(row), text, ha="center", va="center", fontsize=6, color=color)
+    axes.set_xticks(range(len(columns)), columns, rotation=35, ha="right")
+    axes.set_yticks(range(len(rows)), rows)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel(panel.x)
-    axes.set_ylabel(panel.y)
-    figure.colorbar(shown, ax=axes, label=panel.label, shrink=0.9)
+    axes.set(xlabel=x, ylabel=y)
+    figure.colorbar(shown, ax=axes, label=label, shrink=0.9)
+    return figure
 
 
-def _add_legend(figure: Figure, chart: Chart) -> None:
-    found: dict[str, Any] = {}
-    for axes in figure.axes:
-        handles, names = axes.get_legend_handles_labels()
-        found |= {name: handle for name, handle in zip(names, handles, strict=True) if name not in found}
-        if chart.legend and names:
-            axes.legend(loc=chart.legend)
-    if found and not chart.legend:
-        columns = max(1, min(len(found), int(chart.size[0] / LEGEND_WIDTH)))
-        figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=columns)
+def _grid(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)

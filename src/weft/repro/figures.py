@@ -6,73 +6,92 @@ An experiment names its figure by the key `figure`; the figure draws whatever ro
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import WeftError
-from weft.report.reading import read_journal
-from weft.report.text import share_of_dense
-from weft.repro import FigureName, Row
-from weft.repro.attention import Attention
-from weft.repro.curves import (
-    Curve,
-    Figure,
-    Panels,
-    Point,
-    by_round,
-    grid,
-    lines_of,
-    mean_at,
-    name_of,
-    series_of,
-    whole_run,
-)
-from weft.repro.drawing import Chart
+from weft.report.reading import Run, read_journal, read_run
+from weft.report.text import markdown_table, share_of_dense
+from weft.repro import Experiment, FigureName, Row, drawing
+from weft.repro.drawing import Curve, Panels
 from weft.runs.folder import read_plan, read_summary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Picture
+
+Point = tuple[str, str, float, float]  # panel, series, x, y
+
+
+class Figure:
+    """One kind of figure; unless it says otherwise, a row of panels with lines and a table for each panel."""
+
+    columns: ClassVar[tuple[str, str, str, str]]  # names of panel, series, x and y in the csv
+    x = "round"
+    y = "validation accuracy (%)"
+    size = (2.4, 2.0)  # inches of a panel
+    share_y = False
+
+    def __init__(self, experiment: Experiment):
+        self.names, self.reference = experiment.names, experiment.reference
+
+    def points(self, row: Row, folder: Path) -> list[Point]:
+        """Read the points of a finished run."""
+        raise NotImplementedError
+
+    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+        """Charts by the suffix of their file names."""
+        return {"": self.lines(panels, [list(panels)])}
+
+    def text(self, panels: Panels) -> list[str]:
+        """The numbers in paragraphs of Markdown."""
+        return [paragraph for title, curves in panels.items() for paragraph in self._panel_text(title, curves)]
+
+    def lines(self, panels: Panels, rows: Sequence[Sequence[str]], **options: Any) -> Picture:
+        named = {title: {self.name(one): curve for one, curve in panels[title].items()} for title in panels}
+        return drawing.draw_lines(named, rows, self.x, self.y, self.size, share_y=self.share_y, **options)
+
+    def name(self, series: str) -> str:
+        return self.names.get(series, series)
+
+    def _panel_text(self, title: str, curves: Mapping[str, Curve]) -> Iterator[str]:
+        """A table of some points, and a comparison with the reference at all of them."""
+        means = {series: {x: 100 * found.mean for x, found in curve} for series, curve in curves.items()}
+        xs = sorted({x for found in means.values() for x in found})
+        shown = xs if len(xs) < 8 else [x for x in xs if x in (1, 2, 5, 10, 20, xs[-1])]
+        lines = [
+            [self.name(series), *(f"{found[x]:.1f}" if x in found else "-" for x in shown)]
+            for series, found in means.items()
+        ]
+        yield markdown_table([f"{title}: {self.y}, {self.x}", *(f"{x:g}" for x in shown)], lines)
+        reference, compared = means.pop(self.reference, {}), []
+        for series, found in means.items():
+            if gaps := [found[x] - reference[x] for x in xs if x in found and x in reference]:
+                above = f"above it at {sum(gap > 0 for gap in gaps)} of {len(gaps)} points"
+                ends = f"{gaps[0]:+.1f} at the start, {gaps[-1]:+.1f} at the end"
+                compared.append(f"{self.name(series)} {ends}, {above}, {min(gaps):+.1f} at the worst")
+        if compared:
+            yield f"Accuracy in points compared with {self.name(self.reference)}: {'; '.join(compared)}."
 
 
 class Interference(Figure):
     """Validation accuracy of client 0 in its second task, round by round."""
 
     columns = ("panel", "sender", "round", "validation_accuracy")
+    size = (3.5, 2.2)
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         values = by_round(whole_run(folder), {0})[1]
         return [(row.panel, row.series or row.label, number, value) for number, value in enumerate(values, start=1)]
-
-    def charts(self, panels: Panels) -> Mapping[str, Chart]:
-        lines = [lines_of(panels[one], "", "round", f"validation accuracy on {one} (%)") for one in panels]
-        return {"": Chart([lines], (3.5 * len(lines), 2.6), legend="lower right")}
-
-    def text(self, panels: Panels) -> list[str]:
-        return [paragraph for curves in panels.values() for paragraph in self._panel_text(curves)]
-
-    def _panel_text(self, curves: Mapping[str, Curve]) -> Iterable[str]:
-        rounds = sorted({x for curve in curves.values() for x, _ in curve})
-        shown = sorted({x for x in rounds if x in (1, 2, 5, 10, 20)} | {rounds[-1]})
-        lines = [
-            [name_of(series), *(f"{100 * mean_at(curve, x):.1f}" for x in shown)] for series, curve in curves.items()
-        ]
-        yield grid(["accuracy (%) after round", *(f"{x:g}" for x in shown)], lines)
-        sentences = []
-        for series, name, side in (("svhn", "SVHN", "above"), ("cifar10", "CIFAR-10", "below")):
-            if {series, "nobody"} <= curves.keys():
-                gaps = [100 * (mean_at(curves[series], x) - mean_at(curves["nobody"], x)) for x in rounds]
-                above = sum(gap > 0 for gap in gaps)
-                sentences.append(
-                    f"{name}: {gaps[0]:+.1f} points compared with nobody after the first round, {gaps[-1]:+.1f} after "
-                    f"the last, above it after {above} of {len(gaps)} rounds, {min(gaps):+.1f} in the worst; in the "
-                    f"paper's figure it stays {side} that line."
-                )
-        if sentences:
-            yield " ".join(sentences)
 
 
 class Adaptation(Figure):
     """Validation accuracy of the last five tasks, round by round, by the number of clients."""
 
     columns = ("clients_and_task", "curve", "round", "validation_accuracy")
+    size = (1.75, 1.75)
+    share_y = True
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         run = whole_run(folder)
@@ -82,30 +101,25 @@ class Adaptation(Figure):
             for number, value in enumerate(values, start=1)
         ]
 
-    def charts(self, panels: Panels) -> Mapping[str, Chart]:
-        groups = list(self._by_clients(panels).values())
-        few_and_many = groups[0][-2:] + (groups[-1][-2:] if groups[1:] else [])
-        charts = {"": self._chart([few_and_many], panels)}
-        if more := groups[1:]:
+    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+        few, *more = self._by_clients(panels).values()
+        charts = {"": self.lines(panels, [few[-2:] + (more[-1][-2:] if more else [])])}
+        if more:
             chosen = [panel for row in more for panel in row]
-            everywhere = [name for name in series_of(panels.values()) if all(name in panels[one] for one in chosen)]
+            everywhere = [name for name in series_of(panels) if all(name in panels[one] for one in chosen)]
             common = {one: {name: panels[one][name] for name in everywhere} for one in chosen}
-            charts["-clients"] = self._chart(more, common)
+            charts["-clients"] = self.lines(common, more)
         return charts
-
-    def _chart(self, rows: Sequence[Sequence[str]], panels: Panels) -> Chart:
-        lines = [[lines_of(panels[one], one, "round", "validation accuracy (%)") for one in row] for row in rows]
-        return Chart(lines, (1.75 * max(map(len, rows)), 1.75 * len(rows) + 0.5), share_y="row")
 
     def text(self, panels: Panels) -> list[str]:
         lines = []
         for count, names in self._by_clients(panels).items():
-            for series in series_of(panels[name] for name in names):
+            for series in series_of({name: panels[name] for name in names}):
                 curves = [panels[name][series] for name in names if series in panels[name]]
                 ends = [f"{100 * fmean(curve[position][1].mean for curve in curves):.1f}" for position in (0, -1)]
-                lines.append([f"{count} clients, {name_of(series)}", *ends, str(len(curves))])
+                lines.append([f"{count} clients, {self.name(series)}", *ends, str(len(curves))])
         head = ["accuracy (%), mean of the last tasks", "after the first round", "after the last", "tasks"]
-        return [grid(head, lines)]
+        return [markdown_table(head, lines)]
 
     def _by_clients(self, panels: Panels) -> dict[int, list[str]]:
         """Panels by number of clients, both and the tasks in increasing order."""
@@ -119,6 +133,7 @@ class Forgetting(Figure):
     """Test accuracy of each task at its end and at the end of each later task."""
 
     columns = ("task", "curve", "after_task", "accuracy")
+    x, y, share_y = "after learning task", "accuracy (%)", True
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         matrices = list(whole_run(folder).matrices.values())
@@ -129,31 +144,29 @@ class Forgetting(Figure):
             for after in range(task, tasks)
         ]
 
-    def charts(self, panels: Panels) -> Mapping[str, Chart]:
+    def charts(self, panels: Panels) -> Mapping[str, Picture]:
         tasks = list(panels)
         numbers = (round(share * (len(tasks) + 1)) for share in (0.3, 0.6, 0.8))  # tasks 3, 6 and 8 of the paper's 10
         chosen = list(dict.fromkeys(tasks[min(max(number, 1), len(tasks)) - 1] for number in numbers))
-        return {"": self._chart(panels, chosen), "-all": self._chart(panels, tasks)}
-
-    def _chart(self, panels: Panels, tasks: Sequence[str]) -> Chart:
-        lines = [lines_of(panels[task], task, "after learning task", "accuracy (%)") for task in tasks]
-        rows = [lines[start : start + 3] for start in range(0, len(lines), 3)]
-        return Chart(rows, (2.3 * len(rows[0]), 1.8 * len(rows) + 0.6), share_y="all")
+        rows = [tasks[start : start + 3] for start in range(0, len(tasks), 3)]
+        return {"": self.lines(panels, [chosen]), "-all": self.lines(panels, rows)}
 
     def text(self, panels: Panels) -> list[str]:
         lines = []
-        for series in series_of(panels.values()):
+        for series in series_of(panels):
             curves = [of_task.get(series, []) for of_task in panels.values()]
             changes = [100 * (curve[-1][1].mean - curve[0][1].mean) if curve else None for curve in curves]
             mean = fmean(change for change in changes if change is not None)
-            lines.append([name_of(series), *("-" if one is None else f"{one:+.1f}" for one in changes), f"{mean:+.1f}"])
-        return [grid(["points from the end of a task to the end of the last", *panels, "mean"], lines)]
+            cells = ["-" if one is None else f"{one:+.1f}" for one in (*changes, mean)]
+            lines.append([self.name(series), *cells])
+        return [markdown_table(["points from the end of a task to the end of the last", *panels, "mean"], lines)]
 
 
 class Cost(Figure):
     """Accuracy over the values that clients sent, for several values of method.keep."""
 
     columns = ("measure", "curve", "keep", "value")
+    x, y, size = "sent by clients, of dense (%)", "accuracy (%)", (3.8, 2.5)
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         summary, keep = read_summary(folder) or {}, read_plan(folder).method_options["keep"]
@@ -162,28 +175,31 @@ class Cost(Figure):
             raise WeftError(f"{row.label} sends nothing, so it has no place in a figure of costs; remove the row")
         return [(measure, row.series or row.method, keep, value) for measure, value in measures.items()]
 
-    def charts(self, panels: Panels) -> Mapping[str, Chart]:
+    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+        sent = {series: dict(curve) for series, curve in panels["sent_of_dense"].items()}
         curves = {
-            series: sorted((mean_at(panels["sent_of_dense"][series], keep), found) for keep, found in curve)
+            series: sorted((100 * sent[series][keep].mean, found) for keep, found in curve)
             for series, curve in panels["accuracy"].items()
         }
-        lines = lines_of(curves, "", "sent by clients, of dense (%)", "accuracy (%)", log_ticks=(0.03, 0.1, 0.3, 1.0))
-        return {"": Chart([[lines]], (3.8, 2.9), legend="best")}
+        return {"": self.lines({"": curves}, [[""]], log_ticks=(3, 10, 30, 100))}
 
     def text(self, panels: Panels) -> list[str]:
         accuracy, sent = panels["accuracy"], panels["sent_of_dense"]
         keeps = sorted({x for curve in accuracy.values() for x, _ in curve})
         lines = []
         for name, curve in accuracy.items():
-            cells = {x: f"{100 * found.mean:.1f} ({mean_at(sent[name], x):.3f})" for x, found in curve}
-            lines.append([name_of(name), *(cells.get(x, "-") for x in keeps)])
-        return [grid(["accuracy (%), in brackets: sent, of dense", *(f"keep={x:g}" for x in keeps)], lines)]
+            of_dense = dict(sent[name])
+            cells = {x: f"{100 * found.mean:.1f} ({of_dense[x].mean:.3f})" for x, found in curve}
+            lines.append([self.name(name), *(cells.get(x, "-") for x in keeps)])
+        head = ["accuracy (%), in brackets: sent, of dense", *(f"keep={x:g}" for x in keeps)]
+        return [markdown_table(head, lines)]
 
 
 class Async(Figure):
     """Accuracy of the finished tasks over the share of all training images processed so far."""
 
     columns = ("scenario", "async", "work", "accuracy")
+    x, y, size = "work done (%)", "accuracy of the tasks so far (%)", (2.9, 2.2)
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         """One point for each task, at equal distances: the last test of each client until then."""
@@ -199,22 +215,14 @@ class Async(Figure):
                 points.append((plan.scenario, row.series or plan.asynchronous, work, fmean(newest.values())))
         return points
 
-    def charts(self, panels: Panels) -> Mapping[str, Chart]:
-        percent = {panel: {name: [(100 * x, y) for x, y in c] for name, c in panels[panel].items()} for panel in panels}
-        y = "accuracy of the tasks so far (%)"
-        lines = [lines_of(curves, title, "work done (%)", y, whole=False) for title, curves in percent.items()]
-        return {"": Chart([lines], (2.9 * len(lines), 2.6))}
+    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+        return super().charts(self._in_percent(panels))
 
     def text(self, panels: Panels) -> list[str]:
-        modes = series_of(panels.values())
-        others = [mode for mode in modes if mode != "none"]
-        lines = []
-        for scenario, curves in panels.items():
-            ends = {mode: 100 * curve[-1][1].mean for mode, curve in curves.items()}
-            gains = [f"{ends[mode] - ends['none']:+.1f}" if {mode, "none"} <= ends.keys() else "-" for mode in others]
-            lines.append([scenario, *(f"{ends[mode]:.1f}" if mode in ends else "-" for mode in modes), *gains])
-        head = ["accuracy (%) when all work is done", *map(name_of, modes)]
-        return [grid([*head, *(f"{name_of(mode)}, gained" for mode in others)], lines)]
+        return super().text(self._in_percent(panels))
+
+    def _in_percent(self, panels: Panels) -> Panels:
+        return {title: {name: [(100 * x, y) for x, y in c] for name, c in panels[title].items()} for title in panels}
 
 
 class Transfer(Figure):
@@ -227,28 +235,142 @@ class Transfer(Figure):
         means = [fmean(values) for values in zip(*later, strict=True)]
         return [(row.panel, row.series or row.label, number, value) for number, value in enumerate(means, start=1)]
 
-    def charts(self, panels: Panels) -> Mapping[str, Chart]:
-        lines = [lines_of(curves, title, "round", "validation accuracy (%)") for title, curves in panels.items()]
-        return {"": Chart([lines], (2.4 * len(lines), 2.5))}
+
+PAPER_TASKS = {"mnist": "mnist-0", "cifar100": "cifar100-10"}  # split 0 of MNIST, 10 of CIFAR-100
+
+
+class Attention(Figure):
+    """Attention of each task to each foreign A that it received, at the first fully connected layer."""
+
+    columns = ("task", "foreign_task", "foreign_count", "attention")
+
+    def points(self, row: Row, folder: Path) -> list[Point]:
+        run = whole_run(folder)
+        layer = first_connected([one.shape for one in run.layers])
+        points: list[Point] = []
+        for one in run.attention:
+            task, foreign = run.task_name(one.client, one.task), run.task_name(one.sender, one.sender_task)
+            points.append((task, foreign, one.count, one.alphas[layer]))
+        return points
+
+    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+        shown = {
+            self.task(task): {self.task(one): panels[task][one] for one in by_attention(panels[task])}
+            for task in shown_tasks(panels)
+        }
+        cells = {
+            (self.name(own), self.name(foreign)): (value, f"{value:.2f}\n({count})")
+            for (own, foreign), (value, count) in by_dataset(panels).items()
+        }
+        names = list(dict.fromkeys([*self.names.values(), *sorted(one for pair in cells for one in pair)]))
+        x, y, label = "dataset of the foreign A", "dataset of the task", "attention, times n"
+        heat_map = drawing.draw_heat_map(cells, names, x, y, label)
+        return {"": drawing.draw_stems(shown, names, "attention"), "-datasets": heat_map}
 
     def text(self, panels: Panels) -> list[str]:
-        names = series_of(panels.values())
-        lines = []
-        for title, curves in panels.items():
-            for which, position in (("first", 0), ("last", -1)):
-                found = {name: 100 * curve[position][1].mean for name, curve in curves.items()}
-                gain = f"{found['with'] - found['without']:+.1f}" if {"with", "without"} <= found.keys() else "-"
-                cells = [f"{found[name]:.1f}" if name in found else "-" for name in names]
-                lines.append([f"{title}, after the {which} round", *cells, gain])
-        return [grid(["accuracy (%)", *map(name_of, names), "gained"], lines)]
+        paragraphs = []
+        for task in shown_tasks(panels):
+            means = by_attention(panels[task])
+            listed = ", ".join(f"{self.task(name)} {mean:.4f}" for name, mean in means.items())
+            paragraphs.append(f"{self.task(task)}, from the largest: {listed}.")
+        pairs = by_dataset(panels)
+        same, other = (
+            [value for (own, foreign), (value, _) in pairs.items() if (own == foreign) == equal]
+            for equal in (True, False)
+        )
+        if same and other:
+            paragraphs.append(
+                "Over all tasks, as a multiple of the uniform start, the mean of the pairs of datasets is "
+                f"{fmean(same):.3f} where the foreign A comes from the dataset of the task, {fmean(other):.3f} where "
+                "it comes from another."
+            )
+        lines = [
+            [*(self.name(one) for one in pair), f"{value:.3f}", str(count)]
+            for pair, (value, count) in sorted(pairs.items(), key=lambda item: -item[1][0])
+        ]
+        return [*paragraphs, markdown_table(["task of", "foreign A of", "attention, times n", "pairs"], lines)]
+
+    def task(self, name: str) -> str:
+        """The name of a split of a dataset, such as "Traffic Sign (3)"."""
+        dataset, _, split = name.rpartition("-")
+        return f"{self.name(dataset)} ({split})"
 
 
-FIGURES: dict[FigureName, Figure] = {
-    "interference": Interference(),
-    "adaptation": Adaptation(),
-    "forgetting": Forgetting(),
-    "cost": Cost(),
-    "attention": Attention(),
-    "async": Async(),
-    "transfer": Transfer(),
+FIGURES: dict[FigureName, type[Figure]] = {
+    "interference": Interference,
+    "adaptation": Adaptation,
+    "forgetting": Forgetting,
+    "cost": Cost,
+    "attention": Attention,
+    "async": Async,
+    "transfer": Transfer,
 }
+
+
+# ---- what the figures share ------------------------------------------------------------------------------------------
+
+
+def whole_run(folder: Path) -> Run:
+    run = read_run(folder)
+    if run.notes:
+        raise WeftError(f"{run.notes[0]}; run again in a new folder")
+    return run
+
+
+def by_round(run: Run, clients: Collection[int] | None = None) -> dict[int, list[float]]:
+    """For each task, the validation accuracy of the local models after each round, as the mean over clients.
+
+    A client that has stopped early, or that was not selected, counts with its last value.
+    """
+    values: dict[int, dict[int, dict[int, float]]] = {}  # task -> round -> client
+    for item in run.rounds:
+        if item.valid_accuracy is not None and (clients is None or item.client in clients):
+            values.setdefault(item.task, {}).setdefault(item.round, {})[item.client] = item.valid_accuracy
+    means: dict[int, list[float]] = {}
+    for task, rounds in sorted(values.items()):
+        last: dict[int, float] = {}
+        for number in range(run.rounds_per_task):
+            last |= rounds.get(number, {})
+            if last:
+                means.setdefault(task, []).append(fmean(last.values()))
+    return means
+
+
+def series_of(panels: Panels) -> list[str]:
+    """Every series once."""
+    return list(dict.fromkeys(series for curves in panels.values() for series in curves))
+
+
+def first_connected(shapes: Sequence[Sequence[int]]) -> int:
+    """The index of the first fully connected layer; of the last layer where there is none, as in a ResNet.
+
+    >>> first_connected([(20, 3, 5, 5), (50, 20, 5, 5), (800, 3200), (500, 800)])
+    2
+    """
+    return next((index for index, shape in enumerate(shapes) if len(shape) == 2), len(shapes) - 1)
+
+
+def shown_tasks(panels: Panels) -> list[str]:
+    """The paper's two tasks; where one received no foreign A, the task of its dataset that received the most."""
+    shown = []
+    for dataset, wanted in PAPER_TASKS.items():
+        tasks = sorted((task for task in panels if task.startswith(f"{dataset}-")), key=lambda task: -len(panels[task]))
+        if tasks:
+            shown.append(wanted if wanted in tasks else tasks[0])
+    return shown or list(panels)[:2]
+
+
+def by_attention(foreign: Mapping[str, Curve]) -> dict[str, float]:
+    """Mean attention to each foreign A, from the largest."""
+    means = {name: fmean(found.mean for _, found in curve) for name, curve in foreign.items()}
+    return dict(sorted(means.items(), key=lambda item: -item[1]))
+
+
+def by_dataset(panels: Panels) -> dict[tuple[str, str], tuple[float, int]]:
+    """For each dataset of a task and of a foreign A: mean attention as a multiple of 1/n, and the number of pairs."""
+    values: dict[tuple[str, str], list[float]] = {}
+    for task, foreign in panels.items():
+        for name, curve in foreign.items():
+            pair = task.rpartition("-")[0], name.rpartition("-")[0]
+            values.setdefault(pair, []).extend(count * found.mean for count, found in curve)
+    return {pair: (fmean(found), len(found)) for pair, found in values.items()}

@@ -7,9 +7,8 @@ import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import RenderableType
@@ -17,9 +16,8 @@ from rich.table import Table
 
 from weft.metrics import Spread, spread
 from weft.plan import COMPONENTS, Plan
-from weft.report.text import share_of_dense, spread_text
+from weft.report.text import markdown_table, share_of_dense, spread_text
 from weft.repro import Experiment, Measure, Published, Row, drawing
-from weft.repro.curves import Panels, grid, panels_of
 from weft.repro.figures import FIGURES
 from weft.repro.store import Results
 
@@ -35,53 +33,51 @@ SHOWN = (
     *("scenario", "clients", "tasks", "network", "rounds_per_task", "epochs_per_round", "clients_per_round"),
     *("batch_size", "optimizer", "learning_rate", "sgd_rate", "measured_model", "train_unchosen"),
 )  # keys of a plan on the page
+COLUMNS: dict[Measure, tuple[str, int, int]] = {  # heading, digits of ours and of the paper's numbers
+    "accuracy": ("accuracy (%)", 2, 2),
+    "forgetting": ("forgetting", 3, 2),
+    "backward_transfer": ("backward transfer", 4, 4),
+    "up": ("up (MB/task)", 2, 0),
+    "up_of_dense": ("of dense", 2, 2),
+    "down": ("down (MB/task)", 2, 0),
+    "down_of_dense": ("of dense", 2, 2),
+    "model": ("model (MB)", 2, 0),
+}
 
 
 def render(results: Results, more_to_come: bool) -> Mapping[str, str | bytes]:
     """The files of an experiment besides its csv, by suffix; pictures take a second each and are drawn at the end."""
     if not results.experiment.figure:
-        return {".md": table_page(results), ".tex": latex(results)}
+        return {".md": page(results), ".tex": latex(results)}
     if more_to_come:
         return {}
-    panels = panels_from(results)
-    charts = FIGURES[results.experiment.figure].charts(panels) if panels else {}
-    pictures = [drawing.files(chart, suffix) for suffix, chart in charts.items()]
-    return {
-        ".md": figure_page(results, list(charts)),
-        **{name: file for some in pictures for name, file in some.items()},
-    }
+    panels = results.panels()
+    pictures = drawing.files(FIGURES[results.experiment.figure](results.experiment).charts, panels) if panels else {}
+    return {".md": page(results, [name for name in pictures if name.endswith(".svg")]), **pictures}
 
 
 def as_object(results: Results) -> dict[str, Any]:
     """The results as JSON."""
     experiment = results.experiment
-    failed = [
-        {"row": label, "seed": seed, "problem": error} for (label, seed), error in sorted(results.failures.items())
-    ]
+    failed = [{"row": label, "seed": seed, "problem": why} for (label, seed), why in sorted(results.failures.items())]
     shared = {"title": experiment.title, "commands": commands(results), "failed": failed}
     if experiment.figure:
         panels = {
             panel: {series: [[x, *found] for x, found in curve] for series, curve in curves.items()}
-            for panel, curves in panels_from(results).items()
+            for panel, curves in results.panels().items()
         }
         return {"figure": experiment.name, **shared, "panels": panels}
+
+    def pairs(values: Mapping[Measure, Spread | Published | None]) -> dict[str, Any]:
+        return {key: found and dict(zip(Spread._fields, found, strict=True)) for key, found in values.items()}
+
     entries = entries_of(results)
     rows = [
-        {
-            "row": entry.row.label,
-            "method": entry.row.method,
-            "seeds": entry.seeds,
-            **{key: _pair(found) for key, found in entry.measured.items()},
-            "published": {key: _pair(found) for key, found in entry.row.paper.items()},
-        }
-        for entry in entries
+        {"row": row.label, "method": row.method, "seeds": seeds, **pairs(measured), "published": pairs(row.paper)}
+        for row, seeds, measured in entries
     ]
     order = ranking(entries)
-    return {"table": experiment.name, **shared, "rows": rows, "kendall_tau": order.tau if order else None}
-
-
-def _pair(found: Spread | Published | None) -> dict[str, float | None] | None:
-    return None if found is None else {"mean": found[0], "deviation": found[1]}
+    return {"table": experiment.name, **shared, "rows": rows, "kendall_tau": order and order[2]}
 
 
 def for_terminal(results: Results, sign: str) -> RenderableType:
@@ -89,22 +85,21 @@ def for_terminal(results: Results, sign: str) -> RenderableType:
     if results.experiment.figure:
         return "\n\n".join(figure_text(results))
     entries = entries_of(results)
-    with_paper = any("accuracy" in entry.row.paper for entry in entries)
+    paper = ["paper"] if any("accuracy" in entry.row.paper for entry in entries) else []
     table = Table(box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
     table.add_column("row", overflow="fold")
-    paper = ["paper"] if with_paper else []
     for heading in ("accuracy (%)", *paper, "forgetting", "up (MB)", "down (MB)", "model", "seeds"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for entry in entries:
-        means = {key: found and (found.mean, None) for key, found in entry.measured.items()}
-        published = entry.row.paper.get("accuracy")
+    for row, seeds, measured in entries:
+        means = {key: found and (found.mean, None) for key, found in measured.items()}
+        published = row.paper.get("accuracy")
         table.add_row(
-            entry.row.label,
-            spread_text(entry.measured["accuracy"], 1, sign),
-            *([spread_text(published and (published[0], None), 2, sign)] if with_paper else []),  # as printed
+            row.label,
+            spread_text(measured["accuracy"], 1, sign),
+            *(spread_text(published and (published[0], None), 2, sign) for _ in paper),  # as printed
             spread_text(means.get("forgetting"), 3, sign),
             *(spread_text(means.get(key), 1, sign) for key in ("up", "down", "model")),
-            str(entry.seeds),
+            str(seeds),
         )
     return table
 
@@ -112,40 +107,48 @@ def for_terminal(results: Results, sign: str) -> RenderableType:
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 
-def table_page(results: Results) -> str:
-    entries = entries_of(results)
-    headings, *lines = cells(entries)
-    text = [*_heading(results), grid(headings, lines), "", LEGEND, *_ending(results)]
-    if (order := ranking(entries)) is not None:
-        tau = "undefined" if order.tau is None else f"{order.tau:.2f}"
-        text += [
-            "",
-            f"By accuracy, best first: {', '.join(order.ours)}; in the paper: {', '.join(order.paper)}. "
-            f"Kendall's tau of the two orders of {len(order.ours)} rows: {tau} (1: the same, -1: the reverse).",
-        ]
-    return "\n".join(text) + "\n"
-
-
-def figure_page(results: Results, suffixes: Sequence[str]) -> str:
-    experiment = results.experiment
-    text = _heading(results)
-    for suffix in suffixes:
-        text += [f"![{experiment.title}]({experiment.stem}{suffix}.svg)", ""]
-    text += ["\n\n".join(figure_text(results))]
-    if seeds := {record.seed for record in results.current()}:
-        text += ["", "Means over seeds, bands: ± sample standard deviation." if len(seeds) > 1 else "One seed."]
-    return "\n".join([*text, *_ending(results)]) + "\n"
+def page(results: Results, pictures: Sequence[str] = ()) -> str:
+    """The page in Markdown."""
+    experiment, order = results.experiment, None
+    common, differing = plan_keys(experiment)
+    text = [f"# {experiment.title}", f"Made by {' and '.join(f'`{one}`' for one in commands(results))}."]
+    if experiment.scale == "small":
+        text.append("This is a smaller experiment than the paper's; the paper's numbers are those of its full size.")
+    text.append(f"Plan `{experiment.plan}`: {_words(common)}.")
+    if differing:
+        text.append(f"Differences by row: {'; '.join(f'{label} {_words(keys)}' for label, keys in differing.items())}.")
+    if experiment.figure:
+        text += [f"![{experiment.title}]({experiment.stem}{name})" for name in pictures]
+        text += figure_text(results)
+        if seeds := {record.seed for record in results.current()}:
+            text.append("Means over seeds, bands: ± sample standard deviation." if len(seeds) > 1 else "One seed.")
+    else:
+        entries = entries_of(results)
+        headings, *lines = cells(entries)
+        text += [markdown_table(headings, lines), LEGEND]
+        order = ranking(entries)
+    text += [experiment.note] if experiment.note else []
+    if mixed := results.mixed_images():
+        text.append(f"Some runs used different images of {', '.join(mixed)} than others: they cannot be compared.")
+    if results.failures:
+        failures = [f"- {label} s{seed}: {error}" for (label, seed), error in sorted(results.failures.items())]
+        text += ["Failed:", "\n".join(failures)]
+    if order:
+        ours, paper, tau = order
+        text.append(
+            f"By accuracy, best first: {', '.join(ours)}; in the paper: {', '.join(paper)}. "
+            f"Kendall's tau of the two orders of {len(ours)} rows: {'undefined' if tau is None else f'{tau:.2f}'} "
+            "(1: the same, -1: the reverse)."
+        )
+    return "\n\n".join(text) + "\n"
 
 
 def figure_text(results: Results) -> list[str]:
     assert results.experiment.figure
-    panels = panels_from(results)
-    return FIGURES[results.experiment.figure].text(panels) if panels else ["Nothing has been run yet."]
-
-
-def panels_from(results: Results) -> Panels:
-    assert results.experiment.figure
-    return panels_of(results.experiment.rows, FIGURES[results.experiment.figure].columns, results.current())
+    panels = results.panels()
+    return (
+        FIGURES[results.experiment.figure](results.experiment).text(panels) if panels else ["Nothing has been run yet."]
+    )
 
 
 def commands(results: Results) -> list[str]:
@@ -169,29 +172,6 @@ def commands(results: Results) -> list[str]:
     return found
 
 
-def _heading(results: Results) -> list[str]:
-    experiment = results.experiment
-    common, differing = plan_keys(experiment)
-    text = [f"# {experiment.title}", "", f"Made by {' and '.join(f'`{one}`' for one in commands(results))}.", ""]
-    if experiment.scale == "small":
-        text += ["This is a smaller experiment than the paper's; the paper's numbers are those of its full size.", ""]
-    text += [f"Plan `{experiment.plan}`: {_words(common)}.", ""]
-    if differing:
-        rows = "; ".join(f"{label} {_words(keys)}" for label, keys in differing.items())
-        text += [f"Differences by row: {rows}.", ""]
-    return text
-
-
-def _ending(results: Results) -> list[str]:
-    text = ["", results.experiment.note] if results.experiment.note else []
-    if mixed := results.mixed_images():
-        text += ["", f"Some runs used different images of {', '.join(mixed)} than others: they cannot be compared."]
-    if results.failures:
-        text += ["", "Failed:", ""]
-        text += [f"- {label} s{seed}: {error}" for (label, seed), error in sorted(results.failures.items())]
-    return text
-
-
 def plan_keys(experiment: Experiment) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """Keys of the plan with the value of most rows, and for each row the keys that it sets or that differ."""
     plans = {row.label: _shown_keys(experiment.plan_of(row, experiment.first_seed)) for row in experiment.rows}
@@ -199,13 +179,12 @@ def plan_keys(experiment: Experiment) -> tuple[dict[str, Any], dict[str, dict[st
     for key in dict.fromkeys(key for keys in plans.values() for key in keys):
         most = Counter(repr(keys.get(key)) for keys in plans.values()).most_common(1)[0][0]
         common |= next(({key: keys[key]} for keys in plans.values() if key in keys and repr(keys[key]) == most), {})
-    differing: dict[str, dict[str, Any]] = {}
-    for row in experiment.rows:
-        keys = plans[row.label]
-        own = {key: value for key, value in keys.items() if key not in common or repr(common[key]) != repr(value)}
-        if own or row.set:
-            differing[row.label] = {**own, **row.set}
-    return common, differing
+    differing = {
+        row.label: {key: value for key, value in plans[row.label].items() if repr(common.get(key)) != repr(value)}
+        | row.set
+        for row in experiment.rows
+    }
+    return common, {label: keys for label, keys in differing.items() if keys}
 
 
 def _shown_keys(plan: Plan) -> dict[str, Any]:
@@ -226,40 +205,7 @@ def _words(keys: Mapping[str, Any]) -> str:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Column:
-    heading: str
-    digits: int
-    paper_digits: int
-    value: Callable[[Mapping[str, Any], int], float | None]  # from a line of the csv and the number of tasks
-
-
-def _traffic(line: Mapping[str, Any], way: str) -> dict[str, float]:
-    return {what: line[f"{way}_{what}"] for what in ("bytes", "nonzeros", "dense_bytes")}
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100 * share
-
-
-def _megabytes(line: Mapping[str, Any], way: str, tasks: int) -> float | None:
-    return line[f"{way}_bytes"] / tasks / 1e6 if line[f"{way}_dense_bytes"] else None
-
-
-COLUMNS: dict[Measure, Column] = {
-    "accuracy": Column("accuracy (%)", 2, 2, lambda line, _: _percent(line["accuracy"])),
-    "forgetting": Column("forgetting", 3, 2, lambda line, _: line["forgetting"]),
-    "backward_transfer": Column("backward transfer", 4, 4, lambda line, _: line["backward_transfer"]),
-    "up": Column("up (MB/task)", 2, 0, lambda line, tasks: _megabytes(line, "c2s", tasks)),
-    "up_of_dense": Column("of dense", 2, 2, lambda line, _: share_of_dense(_traffic(line, "c2s"))),
-    "down": Column("down (MB/task)", 2, 0, lambda line, tasks: _megabytes(line, "s2c", tasks)),
-    "down_of_dense": Column("of dense", 2, 2, lambda line, _: share_of_dense(_traffic(line, "s2c"))),
-    "model": Column("model (MB)", 2, 0, lambda line, _: line["model_size_paper_bytes"] / 1e6),
-}
-
-
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A row of the table with its means over seeds."""
 
     row: Row
@@ -270,52 +216,60 @@ class Entry:
 def entries_of(results: Results) -> list[Entry]:
     """All rows in the order of the table, finished or not."""
     experiment, entries = results.experiment, []
-    measures = [measure for measure in COLUMNS if measure in experiment.measures]
     for row in experiment.rows:
-        lines = [line for record in results.of(row) for line in record.lines]
         tasks = experiment.plan_of(row, experiment.first_seed).tasks
-        measured = {key: spread(COLUMNS[key].value(line, tasks) for line in lines) for key in measures}
-        entries.append(Entry(row, len(lines), measured))
+        found = [
+            measures(line, tasks) for record in results.current() if record.row == row.label for line in record.lines
+        ]
+        means = {key: spread(one[key] for one in found) for key in COLUMNS if key in experiment.measures}
+        entries.append(Entry(row, len(found), means))
     return entries
 
 
-def cells(entries: Sequence[Entry], sign: str = "±", missing: str = "-") -> list[list[str]]:
+def measures(line: Mapping[str, Any], tasks: int) -> dict[Measure, float | None]:
+    """The measures of a line of the csv."""
+    up, down = (
+        {what: line[f"{way}_{what}"] for what in ("bytes", "nonzeros", "dense_bytes")} for way in ("c2s", "s2c")
+    )
+    return {
+        "accuracy": line["accuracy"] and 100 * line["accuracy"],
+        "forgetting": line["forgetting"],
+        "backward_transfer": line["backward_transfer"],
+        "up": up["bytes"] / tasks / 1e6 if up["dense_bytes"] else None,
+        "up_of_dense": share_of_dense(up),
+        "down": down["bytes"] / tasks / 1e6 if down["dense_bytes"] else None,
+        "down_of_dense": share_of_dense(down),
+        "model": line["model_size_paper_bytes"] / 1e6,
+    }
+
+
+def cells(entries: Sequence[Entry], missing: str = "-") -> list[list[str]]:
     """Headings, then the rows; a measure that the paper has for some row gets a second column."""
-    measures = list(entries[0].measured)
     with_paper = {key for entry in entries for key in entry.row.paper}
     table = [["row"], *([entry.row.label] for entry in entries)]
-    for key in measures:
-        column = COLUMNS[key]
-        table[0] += [column.heading, "paper"] if key in with_paper else [column.heading]
+    for key in entries[0].measured:
+        heading, digits, paper_digits = COLUMNS[key]
+        table[0] += [heading, "paper"] if key in with_paper else [heading]
         for line, entry in zip(table[1:], entries, strict=True):
-            line.append(spread_text(entry.measured[key], column.digits, sign, missing))
+            line.append(spread_text(entry.measured[key], digits, "±", missing))
             if key in with_paper:
                 published = entry.row.paper.get(key)
                 whole = published is None or published[0].is_integer()  # some sizes are printed with two digits
-                digits = column.paper_digits if whole else max(column.paper_digits, 2)
-                line.append(spread_text(published, digits, sign, missing))
+                line.append(spread_text(published, paper_digits if whole else max(paper_digits, 2), "±", missing))
     return [[*line, last] for line, last in zip(table, ["seeds", *(str(one.seeds) for one in entries)], strict=True)]
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """Rows with an accuracy here and in the paper, best first."""
-
-    ours: tuple[str, ...]
-    paper: tuple[str, ...]
-    tau: float | None
-
-
-def ranking(entries: Sequence[Entry]) -> Ranking | None:
+def ranking(entries: Sequence[Entry]) -> tuple[list[str], list[str], float | None] | None:
+    """Rows with an accuracy here and in the paper: the order of each, best first, and Kendall's tau."""
     pairs = {
-        entry.row.label: (found.mean, entry.row.paper["accuracy"][0])
-        for entry in entries
-        if (found := entry.measured["accuracy"]) is not None and "accuracy" in entry.row.paper
+        row.label: (found.mean, row.paper["accuracy"][0])
+        for row, _, measured in entries
+        if (found := measured["accuracy"]) is not None and "accuracy" in row.paper
     }
     if len(pairs) < 2:
         return None
-    ours, paper = (tuple(sorted(pairs, key=lambda label: -pairs[label][side])) for side in (0, 1))
-    return Ranking(ours, paper, kendall_tau(*zip(*pairs.values(), strict=True)))
+    ours, paper = (sorted(pairs, key=lambda label: -pairs[label][side]) for side in (0, 1))
+    return ours, paper, kendall_tau(*zip(*pairs.values(), strict=True))
 
 
 def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None:
@@ -329,29 +283,11 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
     True
     """
     pairs = itertools.combinations(zip(first, second, strict=True), 2)
-    signs = [(_sign(a - c), _sign(b - d)) for (a, b), (c, d) in pairs]
+    signs = [((a > c) - (a < c), (b > d) - (b < d)) for (a, b), (c, d) in pairs]
     untied = sum(one != 0 for one, _ in signs) * sum(other != 0 for _, other in signs)
     return sum(one * other for one, other in signs) / math.sqrt(untied) if untied else None
 
 
-def _sign(value: float) -> int:
-    return (value > 0) - (value < 0)
-
-
-LATEX = r"""
-\begin{{table}}
-\centering
-\caption{{{caption}}}
-\label{{tab:{stem}}}
-\begin{{tabular}}{{l{columns}}}
-\toprule
-{headings}
-\midrule
-{rows}
-\bottomrule
-\end{{tabular}}
-\end{{table}}
-"""
 SPECIAL = {
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
@@ -370,13 +306,13 @@ def latex(results: Results) -> str:
     lines = cells(entries_of(results), missing="--")
     headings, *rows = (" & ".join(map(escape, line)) + r" \\" for line in lines)
     caption = " ".join(filter(None, [f"{experiment.title.rstrip('.')}.", LEGEND, experiment.note]))
-    return "\n".join(f"% made by {command}" for command in commands(results)) + LATEX.format(
-        caption=escape(caption),
-        stem=experiment.stem,
-        columns="r" * (len(lines[0]) - 1),
-        headings=headings,
-        rows="\n".join(rows),
-    )
+    text = [
+        *(f"% made by {command}" for command in commands(results)),
+        *(r"\begin{table}", r"\centering", rf"\caption{{{escape(caption)}}}", rf"\label{{tab:{experiment.stem}}}"),
+        *(rf"\begin{{tabular}}{{l{'r' * (len(lines[0]) - 1)}}}", r"\toprule", headings, r"\midrule", *rows),
+        *(r"\bottomrule", r"\end{tabular}", r"\end{table}"),
+    ]
+    return "\n".join(text) + "\n"
 
 
 def escape(text: str) -> str:

@@ -6,31 +6,31 @@ import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from weft import scenarios
 from weft.engines.workers import WorkerPool
 from weft.errors import RunLockedError, WeftError
 from weft.plan import Plan
-from weft.repro import Experiment, Row, drawing
+from weft.repro import Experiment, Row
 from weft.repro.output import render
 from weft.repro.store import Key, Results, Store, changed_images, images_of, record_of
 from weft.runs.folder import read_summary
 from weft.runs.run import check_resources, is_over, resume, run
+from weft.runs.session import Display
 
 MOST_NAMED = 6  # runs in a message; of more, only the first and the last are named
 
 
-class ExperimentProgress(Protocol):
-    """What shows the progress of an experiment; a run calls the last two."""
+class ExperimentProgress(Display, Protocol):
+    """Shows the progress of an experiment and of its runs."""
 
     def experiment_started(self, total: int, waiting: Sequence[str], known: Mapping[str, Sequence[float]]) -> None: ...
     def run_started(self, label: str, seed: int) -> None: ...
     def run_finished(self, label: str, accuracy: float | None, seconds: float) -> None: ...
     def run_failed(self, reason: str) -> None: ...
-    def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
-    def answered(self, client: int, task: int, round_index: int, fields: dict[str, Any]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def reproduce(
     """
     experiment = request.experiment
     if experiment.figure:
-        drawing.check_available()
+        check_matplotlib()
     pool, store = Workers(workers), Store(experiment, out, render)
     finished, known = request.finished(), store.read()
     results = Results(experiment, request.rows, request.seeds, dict(known))
@@ -180,6 +180,12 @@ def reproduce(
     return results, files
 
 
+def check_matplotlib() -> None:
+    """Fail before anything is run: figures need matplotlib."""
+    if find_spec("matplotlib") is None:
+        raise WeftError('figures need matplotlib, which is not installed: pip install "weft[figures]"')
+
+
 def _plan_text(folder: Path) -> str:
     return (folder / "plan.toml").read_text(encoding="utf-8")
 
@@ -204,7 +210,7 @@ def _report_stale(results: Results, waiting: Sequence[Job], csv: Path, say: Call
     for key, record in sorted(results.records.items()):
         if not results.has_current_plan(record):
             reason = "another plan" if key in requested else "another plan or table"
-        elif changed := results.changed_images(record):
+        elif changed := changed_images(record.images):
             reason = f"other images or splits of {', '.join(changed)}"
         else:
             continue

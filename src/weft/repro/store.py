@@ -20,7 +20,9 @@ import filelock
 
 from weft.errors import WeftError
 from weft.files import write_bytes, write_text
+from weft.metrics import spread
 from weft.repro import Experiment, Row
+from weft.repro.drawing import Curve
 from weft.repro.figures import FIGURES
 from weft.runs.folder import read_images, read_summary
 from weft.scenarios.splits import has_changed
@@ -57,9 +59,12 @@ def record_of(experiment: Experiment, row: Row, seed: int, folder: Path) -> Reco
     """Read a finished run."""
     plan_hash = short_hash((folder / "plan.toml").read_text(encoding="utf-8"))
     if experiment.figure:
-        columns = FIGURES[experiment.figure].columns
-        points = FIGURES[experiment.figure].points(row, folder)
-        lines = tuple(dict(zip(columns, (panel, series, _plain(x), y), strict=True)) for panel, series, x, y in points)
+        figure = FIGURES[experiment.figure](experiment)
+        points = [
+            (panel, series, int(x) if float(x).is_integer() else x, y)
+            for panel, series, x, y in figure.points(row, folder)
+        ]
+        lines = tuple(dict(zip(figure.columns, point, strict=True)) for point in points)
     else:
         summary = read_summary(folder)
         assert summary is not None
@@ -73,11 +78,6 @@ def measured_line(summary: Mapping[str, Any]) -> dict[str, Any]:
     lasting = {key: value for key, value in summary.items() if key not in TIMES}
     values = {column: {**summary, **sent}[column] for column in MEASURED}
     return {**values, "summary_hash": short_hash(json.dumps(lasting, sort_keys=True))}
-
-
-def _plain(x: float) -> float:
-    """Write rounds and tasks as whole numbers."""
-    return int(x) if float(x).is_integer() else x
 
 
 def short_hash(text: str) -> str:
@@ -172,7 +172,6 @@ class Results:
     locked: dict[Key, str] = field(default_factory=dict)  # runs of other processes: no failures, not in the files
     _ours: dict[Key, Record] = field(default_factory=dict)
     _hashes: dict[Key, str | None] = field(default_factory=dict)
-    _changed: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
         self.records[record.key] = self._ours[record.key] = record
@@ -191,20 +190,27 @@ class Results:
             self._hashes[record.key] = short_hash(plan.toml()) if plan else None
         return record.plan_hash == self._hashes[record.key]
 
-    def changed_images(self, record: Record) -> list[str]:
-        if record.images not in self._changed:
-            self._changed[record.images] = changed_images(record.images)
-        return self._changed[record.images]
-
     def is_current(self, record: Record) -> bool:
         """Would a run now have the same plan and the same images?"""
-        return self.has_current_plan(record) and not self.changed_images(record)
+        return self.has_current_plan(record) and not changed_images(record.images)
 
     def current(self) -> list[Record]:
         return sorted((one for one in self.records.values() if self.is_current(one)), key=lambda one: one.key)
 
-    def of(self, row: Row) -> list[Record]:
-        return [record for record in self.current() if record.row == row.label]
+    def panels(self) -> dict[str, dict[str, Curve]]:
+        """The curves of a figure: means over seeds, in the order of the experiment's rows."""
+        assert self.experiment.figure
+        columns = FIGURES[self.experiment.figure].columns
+        order = [row.label for row in self.experiment.rows]
+        values: dict[str, dict[str, dict[float, list[float]]]] = {}
+        for record in sorted(self.current(), key=lambda record: order.index(record.row)):
+            for line in record.lines:
+                panel, series, x, y = (line[column] for column in columns)
+                values.setdefault(panel, {}).setdefault(series, {}).setdefault(x, []).append(y)
+        return {
+            panel: {name: [(x, found) for x in sorted(ys) if (found := spread(ys[x]))] for name, ys in curves.items()}
+            for panel, curves in values.items()
+        }
 
     def mixed_images(self) -> list[str]:
         """Datasets of which some runs used different images than others."""
