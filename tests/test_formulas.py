@@ -1,4 +1,4 @@
-"""The formulas of the decomposition: digits by hand, gradients against autograd, minima against their neighbours."""
+"""Formulas of the decomposition: digits by hand, gradients by autograd, minima by subgradients and on a grid."""
 
 import math
 
@@ -153,7 +153,7 @@ def test_pull_back_without_a_mask_is_the_identity():
 
 
 def test_pull_back_through_a_mask_that_is_not_learned():
-    """m stands in Eq. 1 whether or not anybody wants its gradient."""
+    """m is in Eq. 1 also where its gradient is not needed."""
     by_base = torch.zeros(1)
     pull_back(ONE, vector(3), vector(7), vector(0.5), [], by_base, None, None)
     assert by_base.tolist() == [1.5]
@@ -166,23 +166,12 @@ def test_sparsity_by_hand():
     assert sparsity(vector(0.5, -0.25), [vector(1, -2, 0), vector(4)]).item() == 7.75
 
 
-@quick
-@given(seeds)
-def test_sparsity_is_the_l1_norm(seed):
-    mask, first, second = draw(seed, 4, 9, 9)
-    wanted = sum(one.norm(p=1) for one in (mask, first, second))
-    torch.testing.assert_close(sparsity(mask, [first, second]), wanted)
-
-
 def test_drift_by_hand():
     # one weight: (2 * 0.5 + 3)^2 + (2 * -1 + 0)^2
     assert drift(ONE, vector(2), [vector(0.5), vector(-1)], [vector(3), vector(0)]).item() == 20
     # two rows, m = (2, 0): |(2, 4, 6) + (1, 0, 0)|^2 + |0 + (0, 0, 5)|^2
     change, moved = vector(1, 2, 3, 4, 5, 6), vector(1, 0, 0, 0, 0, 5)
     assert drift(TWO, change, [vector(2, 0)], [moved]).item() == 9 + 16 + 36 + 25
-
-
-def test_no_past_no_drift():
     assert drift(TWO, torch.ones(6), [], []).item() == 0
 
 
@@ -200,11 +189,11 @@ def test_drift_is_zero_when_a_moves_against_b(seed, tasks):
 
 @quick
 @given(seeds, st.integers(1, 4), st.floats(0.01, 100))
-def test_drift_gradient_while_past_a_stays_put(seed, tasks, weight):
+def test_drift_gradient_while_past_a_is_fixed(seed, tasks, weight):
     change, first = draw(seed, NET.weights, NET.weights)
     masks = draw(seed + 1, *[NET.rows] * tasks)
     leaf = change.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(weight * drift(NET, leaf, masks, [torch.zeros(NET.weights)] * tasks), leaf)
+    (wanted,) = torch.autograd.grad(weight * drift(NET, leaf, masks, [torch.zeros_like(change)] * tasks), leaf)
     by_base = first.clone()
     drift_gradient(NET, change, torch.stack(masks).square().sum(dim=0), None, weight, by_base)
     torch.testing.assert_close(by_base, first + wanted, rtol=1e-4, atol=1e-3)
@@ -230,26 +219,7 @@ def test_drift_gradients_when_past_a_moves_too(seed, tasks, weight):
     torch.testing.assert_close(by_base, first + wanted[0], rtol=1e-4, atol=1e-3)
 
 
-def test_drift_gradients_by_hand():
-    # past tasks m = 0.5 and 2, dA = 3 and -1, dB = 2, weight 10
-    by_base, masked = vector(7), torch.zeros(1)
-    by_first, by_second = vector(0), vector(1)
-    drift_gradient_adaptive(ONE, vector(2), vector(0.5), vector(3), 10.0, by_first, masked)
-    drift_gradient_adaptive(ONE, vector(2), vector(2), vector(-1), 10.0, by_second, masked)
-    assert by_first.tolist() == [80]  # 20 * (2 * 0.5 + 3)
-    assert by_second.tolist() == [61]  # 1 + 20 * (2 * 2 - 1)
-    assert masked.tolist() == [-0.5]  # 0.5 * 3 + 2 * -1
-    drift_gradient(ONE, vector(2), vector(4.25), masked, 10.0, by_base)
-    assert by_base.tolist() == [167]  # 7 + 20 * (2 * 4.25 - 0.5)
-
-
 # ---- the retroactive update
-
-
-def past_objective(layout, adaptive, before, change, mask, sparse_weight, drift_weight):
-    """The part of Eq. 2 that one past A decides, for fixed B; in float64, so that small steps show."""
-    both = drift(layout, change.double(), [mask.double()], [adaptive.double() - before.double()])
-    return sparse_weight * adaptive.double().abs().sum() + drift_weight * both
 
 
 def test_retroactive_by_hand():
@@ -277,18 +247,6 @@ def test_retroactive_is_where_the_subgradient_holds_zero(seed, sparse_weight, dr
     there = best != 0
     torch.testing.assert_close(slope[there], -sparse_weight * best[there].sign(), rtol=1e-3, atol=1e-4)
     assert (slope[~there].abs() <= sparse_weight + 1e-4).all()
-
-
-@quick
-@given(seeds, st.floats(0.01, 2), st.floats(0.1, 10))
-def test_no_neighbour_of_retroactive_is_better(seed, sparse_weight, drift_weight):
-    before, change, mask, direction = draw(seed, NET.weights, NET.weights, NET.rows, NET.weights)
-    best = retroactive(NET, before, change, mask, sparse_weight / (2 * drift_weight))
-    least = past_objective(NET, best, before, change, mask, sparse_weight, drift_weight)
-    for step in (-1.0, -1e-2, 1e-2, 1.0):
-        near = best + step * direction
-        assert past_objective(NET, near, before, change, mask, sparse_weight, drift_weight) > least
-    assert past_objective(NET, before, before, change, mask, sparse_weight, drift_weight) >= least
 
 
 @quick
@@ -330,10 +288,7 @@ def test_largest_by_hand():
     assert largest(values, 0.75).tolist() == values.tolist()  # six nonzeros are not more than six
     assert largest(values, 0.1).tolist() == [0] * 8
     assert values.tolist() == [1, -5, 0, 3, -2, 0.5, 0, 4]
-
-
-def test_largest_keeps_no_more_than_its_share_of_equal_values():
-    """After one step of Adam most values of an A that started at 0 are plus or minus the rate."""
+    # after one step of Adam most values of an A that started at 0 are plus or minus the rate
     assert largest(vector(1, -1, 1, 1), 0.5).count_nonzero() == 2
 
 
