@@ -23,25 +23,30 @@ from weft.wire.tensors import dense
 # ---- the schedule
 
 
-def after_each(losses, plan):
-    """The rate and whether the task is over, after each epoch."""
+SCHEDULES = {  # changes of the plan, losses, rates after each epoch
+    "the paper's: divided by 3 after 5 epochs": (
+        {"rate_floor": 0.5},
+        [5, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9, 9],
+        [9, 9, 9, 9, 9, 9, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1, 1, 0.5],
+    ),
+    "a lower loss resets the patience": ({"patience": 2}, [5, 5, 4, 4, 3, 3, 3], [9, 9, 9, 9, 9, 9, 3]),
+    "lower than the last one is not enough": ({"patience": 2}, [5, 6, 5.5, 5.5, 5.5], [9, 9, 3, 3, 1]),
+    "NaN is not lower": ({"patience": 1}, [5, float("nan"), 4], [9, 3, 3]),
+    "infinity is not lower": ({"patience": 1}, [5, float("inf"), 4], [9, 3, 3]),
+    "never below the floor": ({"patience": 1, "rate_floor": 2.0, "stop_at_floor": False}, [5] * 5, [9, 3, 2, 2, 2]),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_by_hand(name):
+    changes, losses, rates = SCHEDULES[name]
+    plan = tiny(learning_rate=9.0, **changes)
     schedule, found = RateSchedule(plan.learning_rate), []
-    for epoch, loss in enumerate(losses):
+    for loss in losses:
         schedule.after_epoch(loss, plan)
-        assert schedule.epochs == epoch + 1
         found.append((schedule.rate, schedule.stopped))
-    return found
-
-
-def rates(losses, plan):
-    return [rate for rate, _ in after_each(losses, plan)]
-
-
-def test_the_schedule_of_the_paper_by_hand():
-    plan = tiny(learning_rate=9.0, rate_floor=0.5)  # divided by 3 after 5 epochs: the defaults
-    losses = [5, 4, 4, 4, 4, 4, 4, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9, 9]
-    assert rates(losses, plan) == [9, 9, 9, 9, 9, 9, 3, 3, 3, 3, 3, 3, 1, 1, 1, 1, 1, 0.5]
-    assert [stopped for _, stopped in after_each(losses, plan)] == [False] * 17 + [True]
+    assert found == [(rate, rate == 0.5) for rate in rates]  # only the first one reaches a floor at which it stops
+    assert schedule.epochs == len(losses)
 
 
 def test_the_defaults_are_those_of_the_paper():
@@ -49,22 +54,6 @@ def test_the_defaults_are_those_of_the_paper():
     assert (plan.rate_decay, plan.patience, plan.rate_floor, plan.stop_at_floor) == (3.0, 5, 1e-7, True)
     assert plan.optimizer_memory == "task"
     assert plan.shuffle
-
-
-def test_only_a_new_lowest_loss_resets_the_patience():
-    plan = tiny(learning_rate=9.0, patience=2)
-    assert rates([5, 5, 4, 4, 3, 3, 3], plan) == [9] * 6 + [3]
-    assert rates([5, 6, 5.5, 5.5, 5.5], plan) == [9, 9, 3, 3, 1]  # lower than the last one is not enough
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_loss_that_is_not_finite_is_not_lower(value):
-    assert rates([5, value, 4], tiny(learning_rate=9.0, patience=1)) == [9, 3, 3]
-
-
-def test_the_rate_never_falls_below_the_floor():
-    plan = tiny(learning_rate=9.0, patience=1, rate_floor=2.0, stop_at_floor=False)
-    assert after_each([5] * 5, plan) == [(9, False), (3, False), (2, False), (2, False), (2, False)]
 
 
 def test_a_round_that_diverges_leaves_the_schedule_as_it_was(monkeypatch):
@@ -101,62 +90,42 @@ def test_a_run_follows_the_schedule():
 
 
 @pytest.mark.usefixtures("flat_validation")
-def test_without_stop_at_floor_a_task_continues_at_the_floor():
-    words = {"method": "stl", "tasks": 1, "rounds_per_task": 4, "patience": 1, "rate_floor": 2e-3}
-    finished = Run(tiny(**words, stop_at_floor=False)).go()
-    assert reported(finished, "images") == [20] * 4
-    assert reported(finished, "stopped") == [False] * 4
-
-
-@pytest.mark.usefixtures("flat_validation")
-def test_epochs_within_a_round_count_too():
-    plan = tiny(method="stl", tasks=1, rounds_per_task=1, epochs_per_round=6, patience=1, rate_floor=2e-3)
-    finished = Run(plan).go()
-    assert reported(finished, "images") == [40]  # stopped after the second of six epochs
+@pytest.mark.parametrize(
+    ("words", "images", "stopped"),
+    [
+        ({"rounds_per_task": 4, "stop_at_floor": False}, [20] * 4, [False] * 4),
+        ({"rounds_per_task": 1, "epochs_per_round": 6}, [40], [True]),  # after the second of six epochs
+    ],
+)
+def test_when_a_task_stops(words, images, stopped):
+    finished = Run(tiny(method="stl", tasks=1, patience=1, rate_floor=2e-3, **words)).go()
+    assert (reported(finished, "images"), reported(finished, "stopped")) == (images, stopped)
 
 
 # ---- Adam
 
 
-class Plain:
+def plain(plan, client=0, memory="task", rates=None):
     """The same training of a first task with nothing of weft's but the images, their order and the initial weights."""
-
-    def __init__(self, plan, client=0):
-        runtime = CachedRuntime(plan)
-        network = runtime.context(client, 0).network
-        self.plan, self.client = plan, client
-        self.data = runtime.batches(client, 0, "train")
-        options = plan.network_options
-        self.body = Mlp(INPUTS, options["hidden"], options["features"])
-        self.head = torch.nn.Linear(options["features"], network.classes)
-        start = initial_body(network, plan.seed)
-        head = network.initial_head(generator(plan.seed, "head", client, 0))
-        with torch.no_grad():
-            for parameter, values in zip(self.parameters(), self.split(torch.cat([start, head])), strict=True):
-                parameter.copy_(values)
-
-    def parameters(self):
-        fc1, fc2 = self.body.fc1, self.body.fc2
-        return [fc1.weight, fc2.weight, fc1.bias, fc2.bias, self.head.weight, self.head.bias]
-
-    def split(self, whole):
-        sizes = [parameter.numel() for parameter in self.parameters()]
-        return [part.view(p.shape) for part, p in zip(whole.split(sizes), self.parameters(), strict=True)]
-
-    def train(self, rounds, memory, rate_of=lambda epoch: None):
-        optimizer = None
-        for round_index, epoch in itertools.product(range(rounds), range(self.plan.epochs_per_round)):
-            if optimizer is None or (memory == "round" and epoch == 0):
-                optimizer = torch.optim.Adam(self.parameters(), lr=self.plan.learning_rate, foreach=False, fused=False)
-            for group in optimizer.param_groups:
-                group["lr"] = rate_of(round_index * self.plan.epochs_per_round + epoch) or self.plan.learning_rate
-            rng = generator(self.plan.seed, "shuffle", self.client, 0, round_index, epoch)
-            for chosen in torch.from_numpy(rng.permutation(len(self.data))).split(self.plan.batch_size):
-                images, labels = self.data.take(chosen)
-                optimizer.zero_grad()
-                functional.cross_entropy(self.head(self.body(images)), labels).backward()
-                optimizer.step()
-        return torch.cat([parameter.detach().view(-1) for parameter in self.parameters()])
+    runtime = CachedRuntime(plan)
+    network, data = runtime.context(client, 0).network, runtime.batches(client, 0, "train")
+    body = Mlp(INPUTS, plan.network_options["hidden"], plan.network_options["features"])
+    head = torch.nn.Linear(plan.network_options["features"], network.classes)
+    parameters = [body.fc1.weight, body.fc2.weight, body.fc1.bias, body.fc2.bias, head.weight, head.bias]
+    first_head = network.initial_head(generator(plan.seed, "head", client, 0))
+    torch.nn.utils.vector_to_parameters(torch.cat([initial_body(network, plan.seed), first_head]), parameters)
+    places = itertools.product(range(plan.rounds_per_task), range(plan.epochs_per_round))
+    for number, (round_index, epoch) in enumerate(places):
+        if number == 0 or (memory == "round" and epoch == 0):
+            optimizer = torch.optim.Adam(parameters, foreach=False, fused=False)
+        optimizer.param_groups[0]["lr"] = rates[number] if rates else plan.learning_rate
+        rng = generator(plan.seed, "shuffle", client, 0, round_index, epoch)
+        for chosen in torch.from_numpy(rng.permutation(len(data))).split(plan.batch_size):
+            images, labels = data.take(chosen)
+            optimizer.zero_grad()
+            functional.cross_entropy(head(body(images)), labels).backward()
+            optimizer.step()
+    return torch.nn.utils.parameters_to_vector(parameters).detach()
 
 
 def trained(finished, client=0):
@@ -177,22 +146,19 @@ ADAM = {"method": "stl", "tasks": 1, "rounds_per_task": 3, "epochs_per_round": 2
 @pytest.mark.parametrize("memory", ["task", "round"])
 def test_training_equals_a_plain_adam_loop(memory):
     """Moments kept for the task: one Adam through all rounds. For the round: a new one in each."""
-    plan = tiny(**ADAM, optimizer_memory=memory)
-    finished = run(**ADAM, optimizer_memory=memory)
+    plan, finished = tiny(**ADAM, optimizer_memory=memory), run(**ADAM, optimizer_memory=memory)
     for client in range(plan.clients):
-        wanted = Plain(plan, client).train(3, memory)
-        assert_alike(trained(finished, client), wanted)
-    other = Plain(plan).train(3, "round" if memory == "task" else "task")
+        assert_alike(trained(finished, client), plain(plan, client, memory))
+    other = plain(plan, memory="round" if memory == "task" else "task")
     assert (trained(finished) - other).abs().mean() > 1e-4  # the test can tell the two
 
 
 @pytest.mark.usefixtures("flat_validation")
 def test_the_rate_of_the_schedule_is_the_rate_that_is_used():
     plan = tiny(**ADAM, patience=2, learning_rate=9e-3)
-    wanted = Plain(plan).train(3, "task", rate_of=[9e-3, 9e-3, 9e-3, 3e-3, 3e-3, 1e-3].__getitem__)
     found = trained(Run(plan).go())
-    assert_alike(found, wanted)
-    assert (found - Plain(plan).train(3, "task")).abs().mean() > 1e-4
+    assert_alike(found, plain(plan, rates=[9e-3, 9e-3, 9e-3, 3e-3, 3e-3, 1e-3]))
+    assert (found - plain(plan)).abs().mean() > 1e-4
 
 
 @pytest.mark.slow
@@ -214,35 +180,32 @@ def test_moments_are_kept_between_rounds_or_not_and_never_after_the_task(name):
 
 
 @pytest.fixture
-def taken(monkeypatch):
-    """Which images each batch took, in order."""
-    found = []
-    plain = Batches.take
+def orders(monkeypatch):
+    """The indices that each training epoch of 20 images took, in order, and the size of each batch."""
+    indices, sizes = [], []
+    take = Batches.take
 
-    def note(chosen):
+    def noted(self, chosen):
         if isinstance(chosen, torch.Tensor):  # validation takes slices, in order
-            found.append(chosen.tolist())
+            indices.extend(chosen.tolist())
+            sizes.append(len(chosen))
+        return take(self, chosen)
 
-    monkeypatch.setattr(Batches, "take", lambda self, chosen: (note(chosen), plain(self, chosen))[1])
-    return found
-
-
-def epochs(taken, each):
-    return [list(itertools.chain(*taken[place : place + each])) for place in range(0, len(taken), each)]
+    monkeypatch.setattr(Batches, "take", noted)
+    return lambda: ([tuple(indices[start : start + 20]) for start in range(0, len(indices), 20)], sizes)
 
 
-def test_shuffled(taken):
+def test_shuffled(orders):
     Run(tiny(method="stl", clients=2, tasks=2, rounds_per_task=2, epochs_per_round=2, batch_size=8)).go()
-    assert [len(batch) for batch in taken[:3]] == [8, 8, 4]
-    orders = epochs(taken, 3)
-    assert all(sorted(order) == list(range(20)) for order in orders)
-    # a new order for each client, task, round and epoch
-    assert len({tuple(order) for order in orders}) == len(orders) == 2 * 2 * 2 * 2
+    found, sizes = orders()
+    assert sizes[:3] == [8, 8, 4]
+    assert all(sorted(order) == list(range(20)) for order in found)
+    assert len(set(found)) == len(found) == 2 * 2 * 2 * 2  # a new order for each client, task, round and epoch
 
 
-def test_not_shuffled(taken):
+def test_not_shuffled(orders):
     Run(tiny(method="stl", clients=2, tasks=1, rounds_per_task=2, batch_size=8, shuffle=False)).go()
-    assert epochs(taken, 3) == [list(range(20))] * 4
+    assert orders()[0] == [tuple(range(20))] * 4
 
 
 def test_images_do_not_come_sorted_by_class():
