@@ -321,7 +321,7 @@ def test_a_run_is_resumed_with_the_same_images_only(photos, tmp_path):
     weft.resume(tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
     write_image(photos / "oslo" / "1-leaves" / "oak" / "3.png", values(2, 999))
-    with pytest.raises(WeftError, match="began with other images of folders"):
+    with pytest.raises(WeftError, match="started with other images of folders"):
         weft.resume(tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""Stop and go on: killed, interrupted or crashed at any moment, a resumed run gives the same bits."""
+"""Resume: a run that was killed, interrupted or crashed at any moment gives the same bits."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from weft.runs.folder import RunFolder
 pytest_plugins = ["cli_helpers"]
 
 LONG = {"rounds_per_task": 8}  # enough rounds to be interrupted in
-ORPHANS = 3  # seconds that a worker may outlive its parent, on a machine that is busy with other tests
+ORPHANS = 3  # seconds that a worker may outlive its parent on a busy machine
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +44,7 @@ def long_plan(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def long_run(tmp_path_factory) -> Path:
-    """The longer run without any stop."""
+    """The same plan without a stop."""
     folder = tmp_path_factory.mktemp("finished") / "long"
     weft.run(tiny(name="long", **LONG), folder)
     return folder
@@ -56,7 +56,7 @@ def python(text: str, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that a process has worked so far."""
+    """Seconds of processor time of a process."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
@@ -65,11 +65,8 @@ def processor_time(pid: int) -> float:
 
 
 @pytest.mark.slow
-def test_the_folder_with_its_plan_is_there_within_a_second(tmp_path, plan_file, command, finished):
-    """The best of four starts, and no more than the processor's time for it, which others may take away meanwhile.
-
-    What was killed this early goes on like any other.
-    """
+def test_the_folder_exists_within_a_second(tmp_path, plan_file, command, finished):
+    """Wall or processor time, whichever is less, of the best of four starts. A run killed this early resumes too."""
     seconds = []
     for attempt in range(4):
         folder = tmp_path / str(attempt)
@@ -92,7 +89,7 @@ def test_the_folder_with_its_plan_is_there_within_a_second(tmp_path, plan_file, 
     assert_same_result(folder, finished)
 
 
-def test_the_folder_is_on_disk_before_torch_is_asked_for(tmp_path, plan_file):
+def test_the_folder_is_on_disk_before_torch_is_imported(tmp_path, plan_file):
     done = python(
         """
         import os, sys
@@ -114,7 +111,7 @@ def test_the_folder_is_on_disk_before_torch_is_asked_for(tmp_path, plan_file):
         plan_file,
         tmp_path / "run",
     )
-    assert done.returncode == 7, done.stderr  # torch was asked for
+    assert done.returncode == 7, done.stderr  # torch was imported
     assert done.stdout == "['plan.toml', 'run.json']\n"
     assert weft.Plan.load(tmp_path / "run") == weft.Plan.load(plan_file)
 
@@ -146,25 +143,22 @@ def test_plans_and_folders_need_no_torch(tmp_path, plan_file, finished):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answers", [1, 3, 4, 6, 7, 10, 12])
-def test_stopped_after_any_answer(tmp_path, finished, answers):
-    stop_after(tmp_path / "run", answers)
-    result = weft.resume(tmp_path / "run", memory=1)
-    assert_same_result(result.folder, finished)
+@pytest.mark.parametrize("replies", [1, 3, 4, 6, 7, 10, 12])
+def test_stopped_after_any_reply(tmp_path, finished, replies):
+    stop_after(tmp_path / "run", replies)
+    assert_same_result(weft.resume(tmp_path / "run", memory=1).folder, finished)
 
 
 @pytest.mark.slow
 def test_stopped_without_any_checkpoint(tmp_path, finished):
     stop_after(tmp_path / "run", ANSWERS, save_every=1000.0)
     assert not (tmp_path / "run" / "checkpoints" / "manifest.json").exists()
-    result = weft.resume(tmp_path / "run")
-    assert_same_result(result.folder, finished)
+    assert_same_result(weft.resume(tmp_path / "run").folder, finished)
 
 
 def test_stopped_before_anything_was_computed(tmp_path, finished):
     RunFolder.create(tmp_path / "run", tiny()).close()
-    result = weft.resume(tmp_path / "run")
-    assert_same_result(result.folder, finished)
+    assert_same_result(weft.resume(tmp_path / "run").folder, finished)
 
 
 def test_stopped_between_the_last_checkpoint_and_the_summary(tmp_path, finished):
@@ -235,13 +229,13 @@ def test_orphans_die_even_while_they_start(tmp_path, command, long_plan, long_ru
     running = command.start("run", long_plan, "--out", folder, "--workers", "2")
     orphans = until(lambda: (folder / "run.json").exists() and workers_of(running.pid))
     assert running.kill() == -signal.SIGKILL
-    until(lambda: not any(map(alive, orphans)), seconds=ORPHANS)  # though the first is busy loading torch
+    until(lambda: not any(map(alive, orphans)), seconds=ORPHANS)  # although the first is importing torch
     assert command("resume", folder, "--workers", "1").code == 0
     assert_same_result(folder, long_run)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", [0, 1])  # the first has forked the other
+@pytest.mark.parametrize("which", [0, 1])  # the first forks the other
 def test_a_worker_that_is_killed(which, tmp_path, command, long_plan, long_run):
     folder = tmp_path / "run"
     running = command.start("run", long_plan, "--out", folder, "--workers", "2", "--save-every", "0", save_always=True)
@@ -269,7 +263,7 @@ def assert_stopped(outcome, folder):
     assert "Traceback" not in outcome.err
     assert "Error" not in outcome.err
     assert f"weft resume {folder}" in " ".join(outcome.err.split())
-    assert any(f"weft resume {folder}" in line for line in outcome.err.splitlines())  # one can copy it
+    assert any(f"weft resume {folder}" in line for line in outcome.err.splitlines())  # on one line, to copy
 
 
 def test_interrupted(tmp_path, command, long_plan, long_run):
@@ -279,8 +273,7 @@ def test_interrupted(tmp_path, command, long_plan, long_run):
         until(lambda lines=lines: journal_lines(folder) >= lines)
         running.send(signal.SIGINT)
         assert_stopped(running.wait(10), folder)
-        before = contents(folder)
-        assert "summary.json" not in before
+        assert "summary.json" not in contents(folder)
         running = command.start("resume", folder, "--workers", "1")
     assert running.wait().code == 0
     assert_same_result(folder, long_run)
@@ -288,7 +281,7 @@ def test_interrupted(tmp_path, command, long_plan, long_run):
 
 @pytest.mark.slow
 def test_interrupted_with_workers(tmp_path, command, long_plan, long_run):
-    """A terminal sends Ctrl-C to the whole group, workers and all."""
+    """A terminal sends Ctrl-C to the whole process group."""
     folder = tmp_path / "run"
     running = command.start("run", long_plan, "--out", folder, "--workers", "2")
     until(lambda: journal_lines(folder) >= 6)
@@ -304,7 +297,7 @@ def test_interrupted_with_workers(tmp_path, command, long_plan, long_run):
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.3, 0.8])
 def test_interrupted_while_starting(tmp_path, plan_file, delay):
-    """Ctrl-C while this process and its workers are still loading torch: no traceback from any of them."""
+    """Ctrl-C while this process and its workers are still importing torch: no traceback from any of them."""
     folder = tmp_path / "run"
     with (tmp_path / "err").open("w") as err:
         process = subprocess.Popen(
@@ -317,7 +310,7 @@ def test_interrupted_while_starting(tmp_path, plan_file, delay):
         time.sleep(delay)
         os.killpg(process.pid, signal.SIGINT)
         code = process.wait(30)
-    time.sleep(0.3)  # a worker may have something to say yet
+    time.sleep(0.3)  # a worker may still print something
     said = (tmp_path / "err").read_text()
     assert code == 130, said
     assert "Traceback" not in said
@@ -325,7 +318,7 @@ def test_interrupted_while_starting(tmp_path, plan_file, delay):
 
 
 @pytest.mark.slow
-def test_an_interrupted_demo_says_how_to_go_on(tmp_path, command):
+def test_an_interrupted_demo_names_the_command_to_resume(tmp_path, command):
     running = command.start("demo", "--workers", "1", cwd=tmp_path)
     folder = tmp_path / "runs" / "demo-fedweit-s0"
     until(lambda: journal_lines(folder) >= 2)
@@ -333,13 +326,13 @@ def test_an_interrupted_demo_says_how_to_go_on(tmp_path, command):
     assert_stopped(running.wait(20), Path("runs") / "demo-fedweit-s0")
 
 
-def test_a_run_of_a_hub_is_gone_on_with_at_the_hub(finished, tmp_path, command):
-    """Its clients are elsewhere: here they would begin anew."""
+def test_a_run_of_a_hub_is_resumed_at_the_hub(finished, tmp_path, command):
+    """Its clients are on other machines; here they would restart."""
     folder = copy(finished, tmp_path / "run")
     (folder / "summary.json").unlink()
     (folder / "sites.json").write_text('{"names": ["ada"], "run": "demo-1"}')
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert_one_line(command("resume", folder), f"weft hub run {folder} goes on with it")
+    before = contents(folder)
+    assert_one_line(command("resume", folder), f"use weft hub run {folder}")
     assert f"weft hub run {folder}" in command("show", folder).out
     assert_one_line(command("export", folder), "weft site export at the site")
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert contents(folder) == before

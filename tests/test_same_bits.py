@@ -1,4 +1,4 @@
-"""A result depends on nothing but its plan: not on workers, memory, or how often it was saved."""
+"""A result depends only on its plan: not on workers, memory, or how often it was saved."""
 
 import pytest
 from cli_helpers import assert_same_result, stop_after, tiny
@@ -24,13 +24,13 @@ def test_a_repeated_run_gives_the_same_bits(tmp_path, method):
 
 
 def test_states_on_disk_give_the_same_bits(tmp_path, finished):
-    """One megabyte holds hardly one state: the others wait on disk."""
+    """One megabyte holds hardly one state; the others are on disk."""
     result = weft.run(tiny(), tmp_path / "run", memory=1)
     assert_same_result(result.folder, finished)
 
 
-def test_states_on_disk_do_not_pile_up_between_checkpoints(tmp_path, finished, monkeypatch):
-    """A state that is written takes the place of the one before, unless the last checkpoint names that."""
+def test_states_on_disk_do_not_accumulate_between_checkpoints(tmp_path, finished, monkeypatch):
+    """A state replaces the one before it, unless the last checkpoint names that."""
     most: dict[int, int] = {}
 
     class Watched(ClientHost):
@@ -48,10 +48,10 @@ def test_states_on_disk_do_not_pile_up_between_checkpoints(tmp_path, finished, m
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answers", [4, 7, 10])
-def test_a_checkpoint_outlasts_the_states_that_were_written_after_it(tmp_path, finished, monkeypatch, answers):
+@pytest.mark.parametrize("replies", [4, 7, 10])
+def test_a_checkpoint_survives_states_that_are_written_after_it(tmp_path, finished, monkeypatch, replies):
     monkeypatch.setattr("weft.engines.host.MEGABYTE", 0)
-    stop_after(tmp_path / "run", answers)
+    stop_after(tmp_path / "run", replies)
     assert_same_result(weft.resume(tmp_path / "run", save_every=1000.0).folder, finished)
 
 
@@ -62,7 +62,7 @@ def test_saving_often_changes_nothing(tmp_path, finished, monkeypatch):
 
 
 def test_another_seed_gives_another_result(tmp_path, finished):
-    """Or all the tests here could pass with constants."""
+    """Otherwise the tests above could pass with constants."""
     result = weft.run(tiny(seed=1), tmp_path / "run")
     with pytest.raises(AssertionError):
         assert_same_result(result.folder, finished)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weft import registry
 from weft.errors import WeftError, nearest
@@ -161,27 +161,18 @@ def measure_all(names: Sequence[str], labels: Labels, scores: Scores) -> dict[st
 # ---- means -----------------------------------------------------------------------------------------------------------
 
 
-class Measure(Protocol):
-    """A row of metrics.csv: a metric of one task of one client, of one class or (`label` empty) of all."""
+class Measure(NamedTuple):
+    """A row of metrics.csv: a metric of one task of one client."""
 
-    @property
-    def client(self) -> int: ...
-    @property
-    def after_task(self) -> int: ...
-    @property
-    def task(self) -> int: ...
-    @property
-    def metric(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def value(self) -> float | None: ...
+    client: int
+    after_task: int
+    task: int
+    metric: str
+    label: str  # a class; empty if the metric is one number for the task
+    value: float | None  # None if undefined, such as the recall of a class without test images
 
 
-Row = TypeVar("Row", bound=Measure)
-
-
-def at_the_end(rows: Iterable[Row]) -> list[Row]:
+def at_the_end(rows: Iterable[Measure]) -> list[Measure]:
     """Rows measured after the last task of their client."""
     all_rows, last = list(rows), dict[int, int]()
     for row in all_rows:

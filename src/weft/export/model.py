@@ -84,7 +84,7 @@ def task_from_run(folder: Path, client: int, task: int) -> ExportedTask:
     manifest = read_manifest(folder / "checkpoints")
     if manifest is None:
         raise WeftError(f"the run in {folder} has no checkpoint yet; {resume_command(folder)} continues it")
-    check_images(folder)  # the normalization comes from them
+    check_images(folder, same_splits=False)  # the normalization comes from them
     if not 0 <= client < plan.clients:
         raise WeftError(f"there is no client {client}; choose 0 to {plan.clients - 1}")
     if str(client) not in manifest["clients"]:

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from weft.errors import WeftError
 from weft.files import is_held
-from weft.metrics import Matrix
+from weft.metrics import Matrix, Measure
 from weft.plan import flat_keys
 from weft.report.states import Attention, Density, Layer, StateReader
 from weft.report.text import plain
-from weft.runs.folder import Measured, accuracy_matrices, check_layout, load_summary, read_measures, read_rows
+from weft.runs.folder import accuracy_matrices, check_layout, load_summary, read_measures, read_rows
 from weft.wire.ledger import Entry
 
 USUAL = ("created", "finished")
@@ -143,7 +143,7 @@ class Run:
     layers: tuple[Layer, ...]
     task_names: tuple[tuple[str, ...], ...]  # by client and task
     matrices: dict[int, Matrix]
-    measures: tuple[Measured, ...]  # other metrics than accuracy
+    measures: tuple[Measure, ...]  # other metrics than accuracy
     rounds: tuple[Round, ...]
     sent: tuple[Entry, ...]
     densities: tuple[Density, ...]

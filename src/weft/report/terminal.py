@@ -14,12 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from weft import metrics
-from weft.metrics import at_the_end, over_clients, spread
+from weft.metrics import Measure, at_the_end, over_clients, spread
 from weft.registry import short
 from weft.report import facts
 from weft.report.reading import SITE_EVENTS, Event, Run
 from weft.report.text import decimals, percent, share_of_dense, size
-from weft.runs.folder import Measured
 
 SPLITS = ("train", "test", "valid")
 MAX_COLUMNS = 10  # tasks or clients
@@ -107,7 +106,7 @@ def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:
     return shown
 
 
-def measures(lines: Sequence[Measured]) -> Table:
+def measures(lines: Sequence[Measure]) -> Table:
     """Metrics other than accuracy, of each task at the end; of a metric by class the lowest value and its class."""
     ending = at_the_end(lines)
     names = list(dict.fromkeys(line.metric for line in ending))
@@ -118,9 +117,9 @@ def measures(lines: Sequence[Measured]) -> Table:
     return shown
 
 
-def _lowest(lines: Sequence[Measured]) -> Text:
+def _lowest(lines: Sequence[Measure]) -> Text:
     """
-    >>> _lowest([Measured(0, 0, 0, "recall", "cat", 0.5), Measured(0, 0, 0, "recall", "dog", 0.25)]).plain
+    >>> _lowest([Measure(0, 0, 0, "recall", "cat", 0.5), Measure(0, 0, 0, "recall", "dog", 0.25)]).plain
     'lowest 0.250 (dog)'
     """
     defined = [line for line in lines if line.value is not None]

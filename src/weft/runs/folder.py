@@ -1,13 +1,13 @@
-"""The run folder: all that a run leaves behind, and all that it needs to go on after being stopped at any moment.
+"""The run folder: everything that a run writes, and everything that it needs to resume after a stop at any moment.
 
-    plan.toml         the whole plan, defaults included                     environment.json   versions, which images
-    journal.jsonl     what happened when, a line an event                   run.json           version of this layout
-    accuracy.csv      client, after_task, task, accuracy                    ledger.csv         each part of each message
-    checkpoints/      manifest.json and the states it names                 summary.json       the result
-    contents.json     the layers of the network, the tasks by name          metrics.csv        what `metrics` asks for
+    plan.toml         the whole plan, defaults included            environment.json   versions; fingerprints of images
+    journal.jsonl     events with their time, one per line         run.json           version of this layout
+    accuracy.csv      client, after_task, task, accuracy           ledger.csv         each tensor of each message
+    checkpoints/      manifest.json and the states it names        summary.json       the result
+    contents.json     layers of the network, names of the tasks    metrics.csv        the plan's `metrics`
 
-A run is written by one process at a time: its lock is the operating system's and dies with the process. Files appear
-whole or not at all; the tables only grow, and a run that goes on cuts them back to where its checkpoint left them.
+One process at a time writes a run. Its lock belongs to the operating system and ends with the process. Files are
+written atomically. Tables only grow; a resumed run truncates them to their length at its checkpoint.
 """
 
 from __future__ import annotations
@@ -25,108 +25,110 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import filelock
 
 from weft.errors import RunLockedError, WeftError
 from weft.files import append, atomic_file, sync, write_text
+from weft.metrics import Measure
 from weft.plan import Plan
 
-SITES = "sites.json"  # in the run folder of a hub: who takes part
+SITES = "sites.json"  # in the run folder of a hub: the participating sites
 FORMAT = 2
 MOST_TASKS = 10_000  # a damaged line may claim any number
+PACKAGES = ("weft", "torch", "numpy", "safetensors", "pydantic")  # whose versions are recorded
 COLUMNS = (int, int, int, float)  # of accuracy.csv
 TABLES = {
     "accuracy.csv": ("client", "after_task", "task", "accuracy"),
     "ledger.csv": ("direction", "client", "task", "round", "tensor", "bytes", "nonzeros", "dense_bytes"),
 }
-MEASURES = {"metrics.csv": ("client", "after_task", "task", "metric", "class", "value")}  # where a plan asks for them
+METRICS = {"metrics.csv": ("client", "after_task", "task", "metric", "class", "value")}  # of a plan with `metrics`
 
 
 class RunFolder:
-    """A run folder, held by this process until `close`."""
+    """A run folder, locked by this process until `close`."""
 
-    def __init__(self, folder: Path, plan: Plan, lock: filelock.BaseFileLock):
-        self.path, self.plan, self._lock = folder, plan, lock
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def tables(self) -> dict[str, tuple[str, ...]]:
-        return tables_of(self.plan)
+    def __init__(self, path: Path, plan: Plan, lock: filelock.BaseFileLock):
+        self.path, self.plan, self._lock = path, plan, lock
+        self.checkpoints, self.tables = path / "checkpoints", tables_of(plan)
 
     @classmethod
-    def create(cls, folder: Path, plan: Plan, images: Mapping[str, str] | None = None) -> Self:
-        """A new run folder with its plan in it, and which images it uses; an existing run is never written over."""
-        folder = folder.absolute() if folder.name in ("", "..") else folder  # . has no name of its own
-        if (folder / "run.json").exists():
-            raise WeftError(f"{folder} already holds a run; {resume_command(folder)} goes on, or choose another --out")
-        partial = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    def create(cls, path: Path, plan: Plan, images: Mapping[str, str] | None = None) -> Self:
+        """Create a run folder with its plan and the fingerprints of its images. An existing run is never replaced."""
+        path = path.absolute() if path.name in ("", "..") else path  # "." has no name
+        if (path / "run.json").exists():
+            raise WeftError(f"{path} already holds a run; {resume_command(path)} continues it, or choose another --out")
+        partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+        environment = {
+            "python": platform.python_version(),
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
+            "images": dict(images or {}),
+        }
+        layout = {"format": FORMAT, "weft": importlib.metadata.version("weft")}
         try:
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that had the same id and was killed here
-            (partial / "checkpoints").mkdir(parents=True)
+            shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same id
+            partial.mkdir(mode=0o700, parents=True)  # images and models may be confidential
+            (partial / "checkpoints").mkdir()
             write_text(partial / "plan.toml", plan.toml())
-            facts = {**environment(), "images": dict(images or {})}
-            write_text(partial / "environment.json", json.dumps(facts, indent=2) + "\n")
+            write_text(partial / "environment.json", json.dumps(environment, indent=2) + "\n")
             write_text(partial / "journal.jsonl", "")
             for name, header in tables_of(plan).items():
                 write_text(partial / name, ",".join(header) + "\n")
-            layout = {"format": FORMAT, "weft": importlib.metadata.version("weft")}
             write_text(partial / "run.json", json.dumps(layout) + "\n")
-            partial.rename(folder)  # all of it at once; onto an empty folder, or not at all
+            partial.rename(path)  # atomic; fails unless the target is missing or an empty folder
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
-            if folder.exists() and not folder.is_dir():
-                raise WeftError(f"{folder} is a file; choose another --out") from None
+            if path.exists() and not path.is_dir():
+                raise WeftError(f"{path} is a file; choose another --out") from None
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-                raise WeftError(f"{folder} is not empty; choose another --out") from None
-            raise WeftError(f"the run folder {folder} cannot be made: {error.strerror}") from None
-        record = cls(folder, plan, _take_lock(folder))
-        record.journal("created")
-        return record
+                raise WeftError(f"{path} is not empty; choose another --out") from None
+            raise WeftError(f"the run folder {path} cannot be created: {error.strerror}") from None
+        folder = cls(path, plan, _lock(path))
+        folder.journal("created")
+        return folder
 
     @classmethod
-    def open(cls, folder: Path) -> Self:
-        """An existing run folder, to go on with it."""
-        record = cls(folder, read_plan(folder), _take_lock(folder))
-        journal = folder / "journal.jsonl"
+    def open(cls, path: Path) -> Self:
+        """Lock an existing run folder to resume its run."""
+        folder = cls(path, read_plan(path), _lock(path))
+        journal = path / "journal.jsonl"
         if journal.exists():
-            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)  # a kill may have cut its last line
-        return record
+            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)  # a kill may leave half a line
+        return folder
 
     def close(self) -> None:
         self._lock.release()
 
     def journal(self, event: str, /, **facts: Any) -> None:
         line = {"at": round(time.time(), 3), "event": event}
-        self._append("journal.jsonl", json.dumps({**line, **facts, **line}) + "\n")
+        append(self.path / "journal.jsonl", json.dumps({**line, **facts, **line}) + "\n")
 
     def add_rows(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
-        self._append(table, text.getvalue())
+        append(self.path / table, text.getvalue())
 
     def lengths(self) -> dict[str, int]:
         return {name: (self.path / name).stat().st_size for name in self.tables}
 
     def truncate(self, lengths: dict[str, int]) -> None:
-        """Take back what was written after the checkpoint."""
+        """Remove the rows that were written after the checkpoint."""
         for name, header in self.tables.items():
             path, length = self.path / name, lengths.get(name, len(",".join(header)) + 1)
-            if not path.exists() or path.stat().st_size < length:  # truncate would fill it up with zeros
-                raise WeftError(f"{path} has lost lines that its checkpoint counts on; run again in a new folder")
+            if not path.exists() or path.stat().st_size < length:  # os.truncate would fill the gap with zeros
+                raise WeftError(f"{path} has lost lines that its checkpoint needs; run again in a new folder")
             os.truncate(path, length)
 
     def manifest(self) -> dict[str, Any] | None:
-        """The last checkpoint, if there is one."""
         return read_manifest(self.checkpoints)
 
     def commit(self, manifest: dict[str, Any], files: set[str]) -> None:
-        """From now on the run goes on from here; files that no checkpoint names any more are removed."""
-        for table in self.tables:  # how long they are stands in the manifest
+        """Replace the checkpoint, and remove the files that it does not name."""
+        for table in self.tables:  # the manifest contains their lengths
             sync(self.path / table)
         write_manifest(self.checkpoints, manifest)
         for path in self.checkpoints.iterdir():
@@ -134,79 +136,67 @@ class RunFolder:
                 path.unlink(missing_ok=True)
 
     def write_contents(self, layers: Iterable[Any], sequences: Iterable[Iterable[Any]]) -> None:
-        """What the states and tables speak of by number: whoever reads the folder has neither network nor scenario."""
-        contents = {
-            "layers": [{"name": layer.name, "shape": list(layer.shape)} for layer in layers],
-            "tasks": [
-                [{"name": task.name, "classes": list(task.classes)} for task in sequence] for sequence in sequences
-            ],
-        }
+        """Write the names of layers and tasks, for readers that have neither the network nor the scenario."""
+        tasks = [[{"name": task.name, "classes": list(task.classes)} for task in sequence] for sequence in sequences]
+        contents = {"layers": [{"name": layer.name, "shape": list(layer.shape)} for layer in layers], "tasks": tasks}
         write_text(self.path / "contents.json", json.dumps(contents) + "\n")
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
-    def _append(self, name: str, text: str) -> None:
-        append(self.path / name, text)
-
 
 def tables_of(plan: Plan) -> dict[str, tuple[str, ...]]:
-    """The tables of a run folder, each with its columns."""
-    return TABLES if plan.metrics is None else {**TABLES, **MEASURES}
+    """Names of the tables and their columns."""
+    return TABLES if plan.metrics is None else {**TABLES, **METRICS}
 
 
-def has_sites(folder: Path) -> bool:
-    """Are the clients of this run sites of a hub?"""
-    return (folder / SITES).is_file()
+def has_sites(path: Path) -> bool:
+    """Whether the clients of this run are sites of a hub."""
+    return (path / SITES).is_file()
 
 
-def resume_command(folder: Path) -> str:
-    """The command that goes on with a run."""
-    return f"weft hub run {folder}" if has_sites(folder) else f"weft resume {folder}"
+def resume_command(path: Path) -> str:
+    return f"weft hub run {path}" if has_sites(path) else f"weft resume {path}"
 
 
-def read_plan(folder: Path) -> Plan:
-    """The plan of a run folder; a `WeftError` if it is no run folder of this version."""
-    check_layout(folder)
-    return Plan.load(folder / "plan.toml")
+def read_plan(path: Path) -> Plan:
+    check_layout(path)
+    return Plan.load(path / "plan.toml")
 
 
-def check_layout(folder: Path) -> None:
-    """A `WeftError` if it is no run folder of this version."""
+def check_layout(path: Path) -> None:
+    """Raise a WeftError unless this is a run folder of this version."""
     try:
-        layout = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        layout = json.loads((path / "run.json").read_text(encoding="utf-8"))
         version = layout["format"]
     except (OSError, ValueError, KeyError, TypeError):
-        raise WeftError(f"{folder} is not a run folder; weft run makes one") from None
+        raise WeftError(f"{path} is not a run folder; weft run creates one") from None
     if version != FORMAT:
-        raise WeftError(
-            f"{folder} was written by weft {layout.get('weft', '?')} (layout {version}; this one reads {FORMAT}); "
-            "use that version for it"
-        )
+        writer = f"weft {layout.get('weft', '?')} (layout {version}; this version reads {FORMAT})"
+        raise WeftError(f"{path} was written by {writer}; use that version")
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The result of a run folder; None if the run is not over."""
-    read_plan(folder)
-    return load_summary(folder)
+def read_summary(path: Path) -> dict[str, Any] | None:
+    """Result of a run; None if it is not finished. The plan must be valid."""
+    read_plan(path)
+    return load_summary(path)
 
 
-def load_summary(folder: Path) -> dict[str, Any] | None:
-    """The same where the plan does not matter: it may name a method that only another machine has."""
-    path = folder / "summary.json"
+def load_summary(path: Path) -> dict[str, Any] | None:
+    """The same without the plan, which may name a method that is not installed here."""
     try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         if "traffic" not in summary or "seconds" not in summary:
             raise ValueError
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError):
-        raise WeftError(f"{path} cannot be read; {resume_command(folder)} writes it again") from None
+        raise WeftError(f"{path / 'summary.json'} cannot be read; {resume_command(path)} writes it again") from None
     return summary
 
 
 def read_manifest(checkpoints: Path) -> dict[str, Any] | None:
-    """What the last checkpoint of a run consists of; None if there is none yet."""
+    """The last checkpoint: references to its states, and the progress. None if there is no checkpoint."""
     path = checkpoints / "manifest.json"
     if not path.exists():
         return None
@@ -220,9 +210,9 @@ def read_manifest(checkpoints: Path) -> dict[str, Any] | None:
 
 
 def write_manifest(checkpoints: Path, manifest: dict[str, Any]) -> None:
-    """In one step, with a checksum of its own, and after all that it names: also a loss of power leaves one whole.
+    """Write a manifest atomically, with a checksum, after syncing the files it names: safe against loss of power.
 
-    What was written before the last manifest is on disk already, and states that come and go between two need never be.
+    Files older than the last manifest are on disk already; states that come and go between two need not be.
     """
     path = checkpoints / "manifest.json"
     last = path.stat().st_mtime_ns if path.exists() else 0
@@ -236,32 +226,31 @@ def write_manifest(checkpoints: Path, manifest: dict[str, Any]) -> None:
     sync(checkpoints)
 
 
-def read_images(folder: Path) -> dict[str, str]:
-    """The mark of each dataset that a run uses; empty if its images are drawn, or if it is of an older weft."""
-    path = folder / "environment.json"
+def read_images(path: Path) -> dict[str, str]:
+    """Fingerprint of each dataset of a run; empty if its images are drawn."""
     try:
-        images = json.loads(path.read_text(encoding="utf-8")).get("images", {})
-        return {str(name): str(mark) for name, mark in images.items()}
-    except (OSError, ValueError, AttributeError):
-        raise WeftError(f"{path} cannot be read; run again in a new folder") from None
+        images = json.loads((path / "environment.json").read_text(encoding="utf-8"))["images"]
+        return {str(name): str(fingerprint) for name, fingerprint in images.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise WeftError(f"{path / 'environment.json'} cannot be read; run again in a new folder") from None
 
 
-def read_rows(folder: Path, table: str) -> list[list[str]]:
-    """The whole lines of a table; a line that is still being written is left out."""
+def read_rows(path: Path, table: str) -> list[list[str]]:
+    """Complete rows of a table; a line that is still being written is left out."""
     try:
-        text = (folder / table).read_text(encoding="utf-8")
+        text = (path / table).read_text(encoding="utf-8")
     except OSError:
-        raise WeftError(f"{folder / table} cannot be read") from None
+        raise WeftError(f"{path / table} cannot be read") from None
     return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))[1:]
 
 
-def accuracy_matrices(folder: Path) -> dict[int, list[list[float]]]:
-    """For each client its accuracy matrix: row t, column i is task i after learning task t.
+def accuracy_matrices(path: Path) -> dict[int, list[list[float]]]:
+    """Accuracy matrix of each client: row t, column i is task i after learning task t.
 
-    A site that never answered its test after a task leaves a row of NaN, since later rows may be there.
+    A row is NaN if a site never replied to the test after that task, since it may have replied to later ones.
     """
     found: dict[int, list[list[float]]] = {}
-    for row in read_rows(folder, "accuracy.csv"):
+    for row in read_rows(path, "accuracy.csv"):
         try:
             client, after_task, task, accuracy = (kind(value) for kind, value in zip(COLUMNS, row, strict=True))
             matrix = found.setdefault(client, [])
@@ -272,53 +261,28 @@ def accuracy_matrices(folder: Path) -> dict[int, list[list[float]]]:
                 raise ValueError
             matrix[-1].append(accuracy)
         except (ValueError, IndexError):
-            line = ",".join(row)
-            raise WeftError(
-                f"{folder / 'accuracy.csv'} is damaged at {line[:80]!r}; run again in a new folder"
-            ) from None
+            where = f"{path / 'accuracy.csv'} is damaged at {','.join(row)[:80]!r}"
+            raise WeftError(f"{where}; run again in a new folder") from None
     return dict(sorted(found.items()))
 
 
-class Measured(NamedTuple):
-    """A line of metrics.csv."""
-
-    client: int
-    after_task: int
-    task: int
-    metric: str
-    label: str  # the class that it is about; empty: it is one number for the task
-    value: float | None  # None: it is not defined, as the recall of a class without test images
-
-
-def read_measures(folder: Path) -> list[Measured]:
-    """What was measured beside accuracy; empty if nothing was asked for."""
-    if not (folder / "metrics.csv").exists():
+def read_measures(path: Path) -> list[Measure]:
+    """Rows of metrics.csv; none for a plan without `metrics`."""
+    if not (path / "metrics.csv").exists():
         return []
     try:
         return [
-            Measured(int(client), int(after), int(task), metric, label, float(value) if value else None)
-            for client, after, task, metric, label, value in read_rows(folder, "metrics.csv")
+            Measure(int(client), int(after), int(task), metric, label, float(value) if value else None)
+            for client, after, task, metric, label, value in read_rows(path, "metrics.csv")
         ]
     except ValueError:
-        raise WeftError(f"{folder / 'metrics.csv'} is damaged; run again in a new folder") from None
+        raise WeftError(f"{path / 'metrics.csv'} is damaged; run again in a new folder") from None
 
 
-def environment() -> dict[str, Any]:
-    """Versions and processor: what a reader needs to judge times, and to repeat the run."""
-    packages = ("weft", "torch", "numpy", "safetensors", "pydantic")
-    return {
-        "python": platform.python_version(),
-        "system": platform.system(),
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "packages": {name: importlib.metadata.version(name) for name in packages},
-    }
-
-
-def _take_lock(folder: Path) -> filelock.BaseFileLock:
-    lock = filelock.FileLock(folder / ".lock")
+def _lock(path: Path) -> filelock.BaseFileLock:
+    lock = filelock.FileLock(path / ".lock")
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise RunLockedError(f"another process is working on {folder}; wait for it or stop it") from None
+        raise RunLockedError(f"another process is working on {path}; wait for it or stop it") from None
     return lock

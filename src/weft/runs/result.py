@@ -13,17 +13,17 @@ from weft.runs.folder import accuracy_matrices, read_plan, read_rows, read_summa
 if TYPE_CHECKING:
     import pandas
 
-WORDS = ("direction", "tensor", "metric", "class")  # columns that are no numbers
+TEXT = ("direction", "tensor", "metric", "class")  # columns that are not numeric
 
 
 class Result:
-    """What came out of a run. Every field of summary.json is an attribute: `result.accuracy`, `result.forgetting`."""
+    """The result of a run. Every field of summary.json is an attribute: `result.accuracy`, `result.forgetting`."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
         summary = read_summary(self.folder)
         if summary is None:
-            raise WeftError(f"the run in {folder} is not over; {resume_command(Path(folder))} goes on with it")
+            raise WeftError(f"the run in {folder} is not finished; {resume_command(self.folder)} continues it")
         self.summary: dict[str, Any] = summary
 
     def __getattr__(self, name: str) -> Any:
@@ -42,22 +42,21 @@ class Result:
     def accuracy_matrix(self) -> np.ndarray:
         """(clients, tasks, tasks): entry [c, t, i] is client c's accuracy on task i after task t; NaN where i > t."""
         matrices = accuracy_matrices(self.folder)
-        steps = max(len(matrix) for matrix in matrices.values())
-        table = np.full((len(matrices), steps, steps), np.nan)
-        for place, matrix in enumerate(matrices.values()):
+        tasks = max(len(matrix) for matrix in matrices.values())
+        table = np.full((len(matrices), tasks, tasks), np.nan)
+        for index, matrix in enumerate(matrices.values()):
             for after, row in enumerate(matrix):
-                table[place, after, : len(row)] = row
+                table[index, after, : len(row)] = row
         return table
 
     def frame(self, table: str = "accuracy") -> pandas.DataFrame:
-        """A table of the run folder, `accuracy`, `ledger` or, if asked for, `metrics`, as a pandas DataFrame."""
+        """A table of the run folder as a pandas DataFrame: `accuracy`, `ledger`, or `metrics` if the plan has them."""
         try:
             import pandas
         except ImportError:
             raise WeftError("result.frame() needs pandas: pip install pandas") from None
-        name = f"{table}.csv"
-        tables = tables_of(self.plan)
+        name, tables = f"{table}.csv", tables_of(self.plan)
         if name not in tables:
             raise WeftError(f"there is no table {table!r}; choose one of: {', '.join(key[:-4] for key in tables)}")
         frame = pandas.DataFrame(read_rows(self.folder, name), columns=list(tables[name]))
-        return frame.apply(lambda column: column if column.name in WORDS else pandas.to_numeric(column))
+        return frame.apply(lambda column: column if column.name in TEXT else pandas.to_numeric(column))

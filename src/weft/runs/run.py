@@ -1,4 +1,4 @@
-"""From a plan to a summary: first the folder, then torch, then the loop."""
+"""From a plan to a result: create the folder, load torch, run the federation, write the summary."""
 
 from __future__ import annotations
 
@@ -15,16 +15,8 @@ from weft.data.sources import SOURCES
 from weft.engines.workers import WorkerPool
 from weft.errors import WeftError
 from weft.plan import Plan
-from weft.runs.folder import (
-    RunFolder,
-    accuracy_matrices,
-    has_sites,
-    read_images,
-    read_measures,
-    read_plan,
-    read_summary,
-    resume_command,
-)
+from weft.runs import folder as folders
+from weft.runs.folder import RunFolder, has_sites, resume_command
 from weft.runs.result import Result
 from weft.scenarios import splits
 
@@ -34,10 +26,10 @@ if TYPE_CHECKING:
     from weft.scenarios import Scenario
     from weft.wire.ledger import Ledger
 
-MEMORY = 1024  # megabytes of client states, up to MANY clients or if all of them work in every round
+MEMORY = 1024  # megabytes of client states, for up to MANY clients or if all of them train in every round
 MANY = 20
-MEMORY_FOR_MANY = 64  # beyond: few of them come again soon, and 100 clients of LeNet are to run within 2 GB
-SHARE_FOR_ALL = 0.4  # of the memory that is free: what all need in every round is written and read as often, if on disk
+MEMORY_FOR_MANY = 64  # for more clients: few are selected again soon, and 100 clients of LeNet should fit in 2 GB
+FREE_SHARE = 0.4  # of free memory, if all of many clients train in every round: on disk, all would be read each time
 SAVE_EVERY = 30.0  # seconds of work that a kill may cost
 
 
@@ -52,17 +44,17 @@ def run(
 ) -> Result:
     """Run a plan in a new folder (`out`, or a new one under runs/) and return its result.
 
-    `workers` processes share the clients (or those of an existing pool). `memory` megabytes hold their states; the rest
-    goes to disk. A kill costs about `save_every` seconds of work. None of the three changes a bit of the result.
+    `workers` processes, or those of a pool, share the clients. `memory` megabytes hold client states; the rest is on
+    disk. A kill costs about `save_every` seconds of work. These three do not change a bit of the result.
     """
     check_resources(workers, memory, save_every)
-    scenario = scenarios.of(plan)  # a missing dataset is reported before there is a folder ...
-    if ":" in plan.network:  # ... and so is a user's network that does not work
+    scenario = scenarios.of(plan)  # before the folder is created: report a missing dataset ...
+    if ":" in plan.network:  # ... or a user-defined network that fails
         networks.build(plan.network, plan.network_options, heads=(2,))
     folder = RunFolder.create(new_path(plan) if out is None else Path(out), plan, scenario.images)
     for line in scenario.warnings:
         folder.journal("warning", about=line)
-    return _work(folder, scenario, workers, memory, save_every, display)
+    return _run(folder, scenario, workers, memory, save_every, display)
 
 
 def resume(
@@ -74,9 +66,9 @@ def resume(
     display: Display | None = None,
     connect: Connect | None = None,
 ) -> Result:
-    """Continue a run that was stopped; a finished one is left as it is.
+    """Resume a run that was stopped, and return its result. A finished run is not changed.
 
-    `connect` makes an engine other than the local one, such as that of a hub with sites on other machines.
+    `connect` creates an engine other than the local one, such as a hub's engine for sites on other machines.
     """
     check_resources(workers, memory, save_every)
     if connect is None and has_sites(Path(path)):
@@ -87,55 +79,49 @@ def resume(
             folder.close()
             return Result(folder.path)
         check_images(folder.path)
-        check_cut(folder.path)
         scenario = scenarios.of(folder.plan)
     except WeftError:
         folder.close()
         raise
-    if (folder.path / "contents.json").exists():  # else a hub has made the folder, and nothing has started
+    if (folder.path / "contents.json").exists():  # otherwise a hub has created the folder and nothing has started
         folder.journal("resumed")
-    return _work(folder, scenario, workers, memory, save_every, display, connect)
+    return _run(folder, scenario, workers, memory, save_every, display, connect)
 
 
-def check_images(folder: Path) -> None:
-    """These are the images that the run began with."""
-    began = read_images(folder)
-    own = began.keys() - SOURCES.keys()
-    found = {name: cache.fingerprint(name) for name in began.keys() - own}
-    if own:
-        found |= scenarios.of(read_plan(folder)).images
-    for name, mark in began.items():
-        mark = splits.images_in(mark)
-        if (here := found.get(name)) != mark:
-            place = "are there now" if name in own else f"{cache.folder()} has"
+def check_images(path: Path, *, same_splits: bool = True) -> None:
+    """Raise a WeftError unless the images, and their splits, are those with which the run started."""
+    recorded = folders.read_images(path)
+    current = {name: cache.fingerprint(name) for name in recorded.keys() & SOURCES.keys()}
+    if recorded.keys() - SOURCES.keys():
+        current = scenarios.of(folders.read_plan(path)).images | current
+    for name, fingerprint in recorded.items():
+        images, now = splits.images_in(fingerprint), current.get(name)
+        if now != images:
+            where, remedy = "there are now", "restore them"
+            if name in SOURCES:
+                where, remedy = f"{cache.folder()} has", "choose their cache with --data-dir"
             raise WeftError(
-                f"the run in {folder} began with other images of {name} ({mark}) than {place} ({here}); "
-                f"{'put them back' if name in own else 'name its cache with --data-dir'}, or run again in a new folder"
+                f"the run in {path} started with other images of {name} ({images}) than {where} ({now}); "
+                f"{remedy}, or run again in a new folder"
             )
-
-
-def check_cut(folder: Path) -> None:
-    """They are cut into train, test and valid as they were when the run began."""
-    began = read_images(folder) or dict.fromkeys(scenarios.of(read_plan(folder)).datasets, "")  # else of an older weft
-    for name, mark in began.items():
-        if splits.has_other_split(name, mark):
+        if same_splits and splits.has_other_split(name, fingerprint):
             raise WeftError(
-                f"the run in {folder} began with another cut of {name} into train, test and valid than this "
+                f"the run in {path} started with other train, test and valid splits of {name} than this version of "
                 "weft makes; run again in a new folder"
             )
 
 
-def is_over(folder: Path) -> bool:
-    """Is there a result? A damaged summary is none: it will be written again."""
-    read_plan(folder)
+def is_over(path: Path) -> bool:
+    """Whether there is a result. A damaged summary does not count: a resumed run writes it again."""
+    folders.read_plan(path)
     try:
-        return read_summary(folder) is not None
+        return folders.load_summary(path) is not None
     except WeftError:
         return False
 
 
 def new_path(plan: Plan) -> Path:
-    """runs/NAME-METHOD-sSEED, with a number behind it if that is taken."""
+    """runs/NAME-METHOD-sSEED, followed by a number if that exists."""
     name = f"{plan.name}-{registry.short(plan.method)}-s{plan.seed}"
     candidate, count = Path("runs") / name, 1
     while candidate.exists():
@@ -149,7 +135,7 @@ def check_resources(workers: int | WorkerPool, memory: int | None = None, save_e
         raise WeftError(f"workers is {workers}; choose 1 or more (this machine has {os.cpu_count()} cores)")
     if memory is not None and memory < 1:
         raise WeftError(f"memory is {memory} megabytes; choose 1 or more")
-    if not save_every >= 0:  # not a number is not either
+    if not save_every >= 0:  # also rejects NaN
         raise WeftError(f"save_every is {save_every} seconds; choose 0 or more")
 
 
@@ -164,11 +150,11 @@ def default_memory(plan: Plan, free: int) -> int:
     if plan.clients <= MANY:
         return MEMORY
     if plan.clients_per_round == "all" or plan.train_unchosen:
-        return max(MEMORY, int(SHARE_FOR_ALL * free))
+        return max(MEMORY, int(FREE_SHARE * free))
     return MEMORY_FOR_MANY
 
 
-def _work(
+def _run(
     folder: RunFolder,
     scenario: Scenario,
     workers: int | WorkerPool,
@@ -181,7 +167,7 @@ def _work(
         memory = default_memory(folder.plan, psutil.virtual_memory().available >> 20)
     pool = workers if isinstance(workers, WorkerPool) else WorkerPool(workers) if workers > 1 else None
     try:
-        # loads torch; by now the folder is on disk and the workers are starting
+        # these load torch; the folder is on disk and the workers are starting by now
         from weft.core.client import Runtime
         from weft.runs.session import Session
 
@@ -201,28 +187,22 @@ def _work(
 
 
 def summarize(folder: RunFolder, progress: Progress, ledger: Ledger) -> dict[str, Any]:
-    """The result of a run: what was run, the measures, what was sent and what is kept. No path, host or date."""
+    """The summary of a run: plan, measures, traffic and model size; without paths, hosts or dates."""
     plan, clients = folder.plan, progress.clients
-    matrices = accuracy_matrices(folder.path)
-    measures = metrics.by_name(read_measures(folder.path))
+    matrices = folders.accuracy_matrices(folder.path).values()
     densities = [density for client in clients for density in client.density]
     validation = [accuracy for client in clients for accuracy in client.validation.values()]
+    keys = ("method", "scenario", "network", "seed", "clients", "tasks", "rounds_per_task", "measured_model")
+    measures = {"metrics": metrics.by_name(folders.read_measures(folder.path))} if plan.metrics is not None else {}
     return {
         "plan": plan.name,
-        "method": plan.method,
-        "scenario": plan.scenario,
-        "network": plan.network,
-        "seed": plan.seed,
-        "clients": plan.clients,
-        "tasks": plan.tasks,
-        "rounds_per_task": plan.rounds_per_task,
-        "measured_model": plan.measured_model,
-        "accuracy": metrics.over_clients(metrics.average_accuracy, matrices.values()),
+        **{key: getattr(plan, key) for key in keys},
+        "accuracy": metrics.over_clients(metrics.average_accuracy, matrices),
         "validation_accuracy": fmean(validation) if validation else None,
-        "forgetting": metrics.over_clients(metrics.forgetting, matrices.values()),
-        "backward_transfer": metrics.over_clients(metrics.backward_transfer, matrices.values()),
-        **({"metrics": measures} if plan.metrics is not None else {}),
-        "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices.values()],
+        "forgetting": metrics.over_clients(metrics.forgetting, matrices),
+        "backward_transfer": metrics.over_clients(metrics.backward_transfer, matrices),
+        **measures,
+        "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices],
         "adaptive_density": fmean(densities) if densities else None,
         "incidents": sum(client.incidents for client in clients),
         "traffic": ledger.totals(),
