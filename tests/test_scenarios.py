@@ -299,8 +299,8 @@ def test_a_waiting_receiver_returns_the_weights_it_received(small_data):
     run = Run(Plan.load("interference", network="lenet", device="cpu", **keys)).go_to(1)
     up, down = run.parts("c2s"), run.parts("s2c")
     for round_index in (0, 1):
-        assert (up[0, 0, round_index, "base"] == down[0, 0, round_index, "global"]).all()
-    assert (up[1, 0, 0, "base"] != down[1, 0, 0, "global"]).any()
+        assert (up[0, 0, round_index, "weights"] == down[0, 0, round_index, "weights"]).all()
+    assert (up[1, 0, 0, "weights"] != down[1, 0, 0, "weights"]).any()
 
 
 # ---- plans -----------------------------------------------------------------------------------------------------------
