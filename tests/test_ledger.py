@@ -20,20 +20,15 @@ def wire(**tensors):
     return encode(Message("client-3", "server", "r", (), 1, 2, tensors))
 
 
-def header_bytes(**tensors):
-    """What is left of a message when its payload is taken away, as the frame itself tells it."""
-    whole = wire(**tensors)
-    return len(whole) - int.from_bytes(whole[10:18], "little")
-
-
 ROWS = Rows.of(torch.arange(0.0, 20.0), ((10, 2),), torch.tensor([True] * 3 + [False] * 7))
 SPARSE = Sparse.of(torch.tensor([0.0] * 50 + [1, 2] + [0.0] * 48))
 
 
 def test_by_hand():
     ledger = Ledger(BODY)
-    new = ledger.enter("c2s", 3, 1, 2, wire(base=ROWS, adaptive=SPARSE))
-    header = header_bytes(base=ROWS, adaptive=SPARSE)
+    sent = wire(base=ROWS, adaptive=SPARSE)
+    new = ledger.enter("c2s", 3, 1, 2, sent)
+    header = len(sent) - int.from_bytes(sent[10:18], "little")  # the frame has the length of the payload
     # rows: 2 bytes of mask, 6 values of which one is zero; sparse: 2 gaps, 2 values
     assert new == [
         Entry("c2s", 3, 1, 2, "header", header, 0, header + 400),
@@ -47,30 +42,17 @@ def test_by_hand():
         "c2s": {"bytes": header + 36, "nonzeros": 7, "dense_bytes": header + 400},
         "s2c": {"bytes": empty, "nonzeros": 0, "dense_bytes": empty},
     }
-
-
-def test_a_dense_float32_body_weighs_its_dense_bytes():
+    assert all(type(value) is int for entry in new for value in (*entry[1:4], *entry[5:]))
     ledger = Ledger(BODY)
-    ledger.enter("s2c", 0, 0, 0, wire(base=torch.ones(BODY)))
-    total = ledger.totals()["s2c"]
-    assert total["bytes"] == total["dense_bytes"] == len(wire(base=torch.ones(BODY)))
-
-
-def test_an_empty_ledger_has_totals():
-    nothing = {"bytes": 0, "nonzeros": 0, "dense_bytes": 0}
-    assert Ledger(BODY).totals() == {"c2s": nothing, "s2c": nothing}
+    assert set(ledger.totals()["c2s"].values()) == {0}
     assert by([]) == {}
+    ledger.enter("s2c", 0, 0, 0, wire(base=torch.ones(BODY)))  # a dense float32 body is the baseline
+    assert ledger.totals()["s2c"]["bytes"] == ledger.totals()["s2c"]["dense_bytes"]
 
 
-MESSAGES = [wire(), wire(base=torch.ones(4)), wire(base=ROWS, adaptive=SPARSE), wire(kb=SPARSE)]
+MESSAGES = [wire(), wire(base=torch.ones(4)), wire(base=ROWS, adaptive=SPARSE), wire(**{'a,"b"': SPARSE})]
 exchanges = st.lists(
-    st.tuples(
-        st.sampled_from(["c2s", "s2c"]),
-        st.integers(0, 2),
-        st.integers(0, 2),
-        st.integers(0, 2),
-        st.sampled_from(MESSAGES),
-    ),
+    st.tuples(st.sampled_from(["c2s", "s2c"]), *[st.integers(0, 2)] * 3, st.sampled_from(MESSAGES)),
     max_size=12,
 )
 
@@ -83,13 +65,7 @@ def test_every_split_adds_up_to_the_whole(travelled):
         ledger.enter(*exchange)
     assert sum(total["bytes"] for total in ledger.totals().values()) == sum(len(sent) for *_, sent in travelled)
     whole = [sum(column) for column in zip(*ledger.by().values(), strict=True)]
-    for columns in (
-        ["client"],
-        ["task"],
-        ["tensor"],
-        ["round", "direction"],
-        ["direction", "client", "task", "tensor"],
-    ):
+    for columns in (["client"], ["task"], ["tensor"], ["round", "direction"], HEADER[:5]):
         assert [sum(column) for column in zip(*ledger.by(*columns).values(), strict=True)] == whole
     for direction in ("c2s", "s2c"):
         expected = sum(len(sent) for way, *_, sent in travelled if way == direction)
@@ -105,28 +81,11 @@ def test_a_file_appended_line_by_line_reads_back(travelled):
         csv.writer(file).writerows(entry.to_row() for entry in ledger.enter(*exchange))
     file.seek(0)
     first, *rest = csv.reader(file)
-    assert tuple(first) == HEADER
+    assert ",".join(first) == "direction,client,task,round,tensor,bytes,nonzeros,dense_bytes"
     again = Ledger(BODY)
     again.entries.extend(map(Entry.from_row, rest))
     assert again.entries == ledger.entries
     assert again.totals() == ledger.totals()
-
-
-def test_the_header_line_is_part_of_the_format():
-    assert ",".join(HEADER) == "direction,client,task,round,tensor,bytes,nonzeros,dense_bytes"
-
-
-def test_a_part_may_hold_commas_and_quotes():
-    entry = Ledger(BODY).enter("c2s", 0, 0, 0, wire(**{'a,"b"': SPARSE}))[1]
-    file = io.StringIO(newline="")
-    csv.writer(file).writerow(entry.to_row())
-    file.seek(0)
-    assert Entry.from_row(next(csv.reader(file))) == entry
-
-
-def test_figures_are_plain_whole_numbers():
-    for entry in Ledger(BODY).enter("c2s", 0, 0, 0, wire(base=ROWS, adaptive=SPARSE)):
-        assert all(type(getattr(entry, name)) is int for name in HEADER if name not in ("direction", "tensor"))
 
 
 @pytest.mark.parametrize(
@@ -149,8 +108,6 @@ def test_wrong_words():
     ledger = Ledger(BODY)
     with pytest.raises(WeftError, match="no column 'clients'; did you mean client"):
         ledger.by("clients")
-    with pytest.raises(ValueError, match="c2s or s2c"):
-        ledger.enter("up", 0, 0, 0, wire())
     with pytest.raises(MessageError):
         ledger.enter("c2s", 0, 0, 0, b"WEFT")
     assert ledger.entries == []

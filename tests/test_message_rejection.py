@@ -36,14 +36,7 @@ def small():
 def test_every_truncation_is_refused():
     wire = small()
     for length in range(len(wire)):
-        refused(wire[:length], f"truncated .*got {length:,}")
-
-
-def test_truncation_tells_both_lengths():
-    wire = encode(message({"x": torch.ones(1100)}))
-    with pytest.raises(MessageError) as caught:
-        decode(wire[:4100])
-    assert str(caught.value) == f"message rejected: it is truncated (expected {len(wire):,} bytes, got 4,100)"
+        refused(wire[:length], f"truncated .expected .*{len(wire) if length > 21 else 22:,} bytes, got {length:,}")
 
 
 def test_every_altered_byte_is_refused():
@@ -99,8 +92,6 @@ def test_any_lie_in_a_description_is_refused_or_harmless(data):
         (b"\xff\xfe", "not JSON"),
         (b"[" * 100_000, "not JSON"),
         (b"[]", "valid dictionary"),
-        (b"null", "valid dictionary"),
-        (b'"text"', "valid dictionary"),
         (b"{}", "sender: field required"),
         (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":NaN}'), "not JSON"),
         (EMPTY_HEADER.replace(b'"fields":{}', b'"fields":{"a":1e999}'), "not JSON"),
@@ -174,14 +165,12 @@ def test_the_truth_is_taken_in(description, payload, ones):
         (ONE, [{"encoding": "dense", "name": "x"}], "size: field required"),
         (ONE, [DENSE | {"name": "header"}], "name: .*not 'header'"),
         (ONE, [DENSE | {"name": 7}], "name: .*string"),
-        (ONE, [DENSE | {"name": ""}], "name: .*printable"),
         (ONE, [DENSE | {"name": "a\nb"}], "name: .*printable"),
         (ONE, [DENSE | {"size": -1}], "size: .*got -1"),
         (ONE, [DENSE | {"size": 1.0}], r"size: .*got 1\.0"),
         (ONE, [DENSE | {"size": True}], "size: .*got True"),
         (ONE, [DENSE | {"size": 2**31}], "size: .*got 2147483648"),
         (ONE[:3], [DENSE], "claims 4 bytes where 3 are left"),
-        (b"", [DENSE | {"size": 0}, GAPS | {"count": 1, "name": "y"}], "claims 1 bytes where 0 are left"),
         (ONE, [DENSE | {"size": 2}], "claims 8 bytes where 4 are left"),
         (ONE, [DENSE | {"size": LARGEST}], "claims 8,589,934,588 bytes where 4 are left"),
         (ONE, [DENSE | {"size": 0}], "4 bytes of its payload belong to no tensor"),
@@ -190,6 +179,7 @@ def test_the_truth_is_taken_in(description, payload, ones):
         (ONE + ONE, [DENSE | {"name": "y"}, DENSE], "repeated or out of order"),
         (struct.pack("<f", float("nan")), [DENSE], "not finite"),
         (struct.pack("<f", float("-inf")), [DENSE], "not finite"),
+        (struct.pack("<f", float("inf")), [DENSE], "not finite"),
         # gaps
         (b"\x01\x02" + 2 * ONE, [GAPS | {"count": LARGEST}], "claims 2,147,483,647 bytes"),
         (b"\x01\x02" + 2 * ONE, [GAPS | {"count": 2**40}], "count: .*got 1099511627776"),
@@ -222,21 +212,13 @@ def test_lies_with_a_valid_checksum(payload, tensors, why):
         refused(wire, why)
 
 
-def test_half_of_infinity_is_refused():
-    with pytest.raises(MessageError, match="not finite"):
-        decode(lying(struct.pack("<e", float("inf")), [DENSE], precision="half"))
-
-
 def test_no_lie_makes_memory_grow():
     """A few hundred bytes that claim gigabytes are rejected without allocating a megabyte."""
-    lies = [
-        lying(b"\x00" * 99, [DENSE | {"size": LARGEST}]),
-        lying(b"\x00" * 99, [GAPS | {"count": LARGEST, "size": LARGEST}]),
-        lying(b"\x00" * 99, [MASK | {"size": LARGEST}]),
-        lying(b"\x00" * 99, [ROWS | {"segments": [[LARGEST, 1]]}]),
-        lying(b"\xff" * 25_000, [MASK | {"size": 200_000}]),  # a full mask without values
-        b"WEFT\x02\x00\xff\xff\xff\xff" + b"\xff" * 20,
-    ]
+    largest = ({"size": LARGEST}, {"count": LARGEST, "size": LARGEST}, {"size": LARGEST}, {"segments": [[LARGEST, 1]]})
+    claims = zip((DENSE, GAPS, MASK, ROWS), largest, strict=True)
+    lies = [lying(b"\x00" * 99, [description | claim]) for description, claim in claims]
+    lies += [lying(b"\xff" * 25_000, [MASK | {"size": 200_000}])]  # a full mask without values
+    lies += [b"WEFT\x02\x00\xff\xff\xff\xff" + b"\xff" * 20]
     assert peak_of(lies) < 2**20
     # a sparse vector may be huge: it is passed on as it came, and only its reader makes it dense
     assert decode(lying(b"\x01" + ONE, [GAPS | {"count": 1, "size": LARGEST}])).tensors["x"].nbytes == 8
@@ -249,10 +231,8 @@ def test_a_header_full_of_segments_takes_bounded_memory():
     tensors = lying(b"", [DENSE | {"name": f"{number:05}", "size": 0} for number in range(20_000)])
     refused(many, "at most 10000")
     assert peak_of([many, wrong, tensors]) < 100 * LONGEST_HEADER
-    allowed = [[1, 1]] * MOST_ITEMS
-    assert (
-        len(decode(lying(bytes(MOST_ITEMS // 8), [ROWS | {"segments": allowed}])).tensors["x"].segments) == MOST_ITEMS
-    )
+    allowed = lying(bytes(MOST_ITEMS // 8), [ROWS | {"segments": [[1, 1]] * MOST_ITEMS}])
+    assert len(decode(allowed).tensors["x"].segments) == MOST_ITEMS
 
 
 def peak_of(lies):

@@ -117,9 +117,9 @@ def test_a_module_that_fails(tmp_path, monkeypatch):
     write(tmp_path, "import no_such_package", "needs_another.py")
     write(tmp_path, "1 / 0", "divides.py")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(WeftError, match=r"needs_another cannot be imported: ModuleNotFoundError: .*no_such_package"):
+    with pytest.raises(WeftError, match=r"needs_another cannot be loaded: ModuleNotFoundError: .*no_such_package"):
         registry.find("needs_another:Thing")
-    with pytest.raises(WeftError, match="divides cannot be imported: ZeroDivisionError: division by zero"):
+    with pytest.raises(WeftError, match="divides cannot be loaded: ZeroDivisionError: division by zero"):
         registry.find("divides:Thing")
 
 

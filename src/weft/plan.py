@@ -19,20 +19,18 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from weft import methods, metrics, networks, registry, scenarios
 from weft.errors import WeftError, nearest
+from weft.registry import StrictModel
 
-STRICT = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True)
 COMPONENTS = ("method", "network", "scenario")  # sections with a name
 SMALL = {"clients": 5, "tasks": 5, "rounds_per_task": 8}  # upper bounds of scale = "small"
 
 
-class ClockOptions(BaseModel):
+class ClockOptions(StrictModel):
     """Virtual clock: speed and availability of simulated clients; by default all are equal and always available."""
-
-    model_config = STRICT
 
     spread: float = Field(1.0, ge=1, le=1000)  # the slowest client may take this many times as long as the fastest
     jitter: float = Field(0.0, ge=0, le=2)  # standard deviation of the logarithm of a round's duration
@@ -41,10 +39,8 @@ class ClockOptions(BaseModel):
     away: float = Field(5.0, gt=0)  # mean seconds offline
 
 
-class FaultOptions(BaseModel):
+class FaultOptions(StrictModel):
     """Fault injection: the rate of each fault, as a share of all requests; none by default."""
-
-    model_config = STRICT
 
     crash: float = Field(0.0, ge=0, lt=1)  # the client fails before it starts and reports an error
     drop: float = Field(0.0, ge=0, lt=1)  # the client trains and its reply is lost
@@ -60,21 +56,19 @@ class FaultOptions(BaseModel):
 
     @property
     def rates(self) -> dict[str, float]:
-        return {"crash": self.crash, "drop": self.drop, "corrupt": self.corrupt, "delay": self.delay}
+        return self.model_dump(exclude={"delay_seconds"})
 
     @property
     def any(self) -> bool:
         return any(self.rates.values())
 
 
-OPTION_SECTIONS: dict[str, type[BaseModel]] = {"clock": ClockOptions, "faults": FaultOptions}
+OPTION_SECTIONS: dict[str, type[StrictModel]] = {"clock": ClockOptions, "faults": FaultOptions}
 SECTIONS = (*COMPONENTS, *OPTION_SECTIONS)
 
 
-class Plan(BaseModel):
+class Plan(StrictModel):
     """Everything that decides a run's result, and nothing else: not the output folder, not the number of workers."""
-
-    model_config = STRICT
 
     name: str = Field("plan", pattern=r"^[\w.+@-]+$")
     scenario: str = "glyphs"
@@ -110,9 +104,7 @@ class Plan(BaseModel):
     deadline: Annotated[float, Field(gt=0)] | Literal["none"] = "none"  # ... or after this many seconds
     late: Literal["next", "drop"] = "next"  # a later reply counts in the round in which it arrives, or is dropped
     aggregation: Literal["mean", "median", "clip"] = "mean"  # of a round's replies
-    max_update_norm: float = Field(
-        100.0, gt=0
-    )  # a tensor with a larger norm, relative to the initial body, is rejected
+    max_update_norm: float = Field(100.0, gt=0)  # in norms of the initial body; a larger tensor is rejected
     clock: ClockOptions
     faults: FaultOptions
     loss: str | None = None  # user-defined, as file.py:Name; unset: cross entropy
@@ -212,9 +204,10 @@ def resolve(file: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, 
         options[section].pop("name", None)
     if not {"clients", "tasks"} <= values.keys():
         values = {**scenarios.default_size(names["scenario"], options["scenario"]), **values}
-    values = scaled(values, keep=top) | names | {section: options[section] for section in OPTION_SECTIONS}
-    for section, name in names.items():
-        values[f"{section}_options"] = _complete(section, name, options[section])
+    values = scaled(values, keep=top) | names
+    for section in SECTIONS:
+        key = f"{section}_options" if section in COMPONENTS else section
+        values[key] = _complete(section, names.get(section, ""), options[section])
     _replace_auto(values)
     for key, optimizer, right in (("learning_rate", "sgd", "sgd_rate"), ("sgd_rate", "adam", "learning_rate")):
         if key in top and values["optimizer"] == optimizer:  # in a file it may be meant for another method
@@ -281,25 +274,19 @@ def scaled(given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, An
 
 def _replace_auto(values: dict[str, Any]) -> None:
     """Replace `auto` by what it stands for: a plan has all that decides a result, whatever later defaults are."""
-    method = methods.class_of(values["method"])
-    clients = values.get("clients", Plan.model_fields["clients"].default)
-
-    def replace(key: str, value: Any) -> None:
-        if values.get(key, "auto") == "auto":
-            values[key] = value
-
-    replace("optimizer", "sgd" if method.traits.sgd_only else "adam")
-    replace("precision", method.traits.precision)
-    if values["optimizer"] == "sgd":
-        replace("sgd_rate", method.traits.sgd_rate)
-    if isinstance(clients, int):
-        replace("staleness_bound", 10 * clients)
+    traits = methods.class_of(values["method"]).traits
+    auto: dict[str, Any] = {"optimizer": "sgd" if traits.sgd_only else "adam", "precision": traits.precision}
+    if isinstance(clients := values.get("clients", Plan.model_fields["clients"].default), int):
+        auto["staleness_bound"] = 10 * clients
+    values |= {key: value for key, value in auto.items() if values.get(key, "auto") == "auto"}
+    if values["optimizer"] == "sgd" and values.get("sgd_rate", "auto") == "auto":
+        values["sgd_rate"] = traits.sgd_rate
     if isinstance(values.get("loss"), str):
-        values["loss"] = _absolute(registry.full_name(values["loss"], "weft.losses"))
+        values["loss"] = registry.full_name(values["loss"], "weft.losses")
         networks.check_loss(values["loss"])
     if isinstance(values.get("metrics"), str):
         chosen = [name.strip() for name in values["metrics"].split(",") if name.strip()]
-        chosen = [_absolute(registry.full_name(name, "weft.metrics")) for name in chosen]
+        chosen = [registry.full_name(name, "weft.metrics") for name in chosen]
         metrics.find(chosen)
         values["metrics"] = ",".join(chosen) or None
 
@@ -317,7 +304,7 @@ def _full_name(section: str, name: Any) -> str:
     if not isinstance(name, str):
         raise WeftError(f"{section}: give a name, such as {Plan.model_fields[section].default}, not {name!r}")
     parts = name.split("+") if section == "method" else [name]
-    name = "+".join(_absolute(registry.full_name(part, f"weft.{section}s")) for part in parts)
+    name = "+".join(registry.full_name(part, f"weft.{section}s") for part in parts)
     return methods.canonical(name) if section == "method" else name  # fedprox+ewc and ewc+fedprox are one plan
 
 
@@ -326,18 +313,15 @@ def _parts(section: str, name: str) -> list[str]:
     return methods.parts_of(name) if section == "method" else [name]
 
 
-def _absolute(name: str) -> str:
-    """`file.py:Name` with the absolute path of the file; any other name unchanged."""
-    file, colon, attribute = name.rpartition(":")
-    return f"{Path(file).resolve()}:{attribute}" if colon and file.endswith(".py") else name
-
-
 def _complete(section: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the options of a component and add the defaults of the others."""
+    """Check the options of a section and add the defaults of the others."""
+    options: type[BaseModel]
     if section == "method":
-        options: type[BaseModel] = methods.options_of(name)
+        options = methods.options_of(name)
+    elif section == "network":
+        options = networks.options_of(name)
     else:
-        options = networks.options_of(name) if section == "network" else scenarios.builder_of(name).Options
+        options = scenarios.builder_of(name).Options if section == "scenario" else OPTION_SECTIONS[section]
     complete: dict[str, Any] = {}
     for key, value in given.items():  # `method.fedprox.mu` is `method.mu`, where fedprox is one of the method's parts
         owner, _, option = key.rpartition(".")
@@ -401,16 +385,14 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     """The first mistake in one line that says how to fix it."""
     mistakes = error.errors()
     first = mistakes[0]
-    path = [str(item) for item in first["loc"][: 2 if not prefix and first["loc"][0] in OPTION_SECTIONS else 1]]
-    key = prefix + ".".join(path)
+    option = str(first["loc"][0]) if first["loc"] else ""  # empty: a mistake of the whole section
+    key = (prefix + option).rstrip(".")
     if first["type"] == "extra_forbidden":
-        if not prefix and path[0] in OPTION_SECTIONS:
-            return f"unknown key {key}; {nearest(path[-1], OPTION_SECTIONS[path[0]].model_fields, f'{path[0]}.')}"
         known = [field.alias or name for name, field in model.model_fields.items() if not name.endswith("_options")]
         known += ["scale"] if not prefix else []
-        owners = [name for name in methods.METHODS if path[0] in methods.options_of(name).model_fields]
+        owners = [name for name in methods.METHODS if option in methods.options_of(name).model_fields]
         owner = f" ({key} is an option of {', '.join(owners)})" if prefix == "method." and owners else ""
-        return f"unknown key {key}; {nearest(path[0], known, prefix)}{owner}"
+        return f"unknown key {key}; {nearest(option, known, prefix)}{owner}"
     # a union gives a mistake for each of its branches: "a valid integer" and "'all'"
     texts = [item["msg"].removeprefix("Value error, ") for item in mistakes if item["loc"][:1] == first["loc"][:1]]
     texts = [texts[0][0].lower() + texts[0][1:], *(text.removeprefix("Input should be ") for text in texts[1:])]

@@ -6,6 +6,7 @@ processes pass names only: nothing is pickled, each process imports what it need
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -24,11 +25,17 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from weft.errors import WeftError, nearest
 
 FILE_MODULE = "weft_file_"  # followed by a digest of the path: two files called net.py are two modules
-Statistics = Literal["own", "shared"]
+Statistics = Literal["own", "shared"]  # of batch norm: kept per task, or averaged by the server
 SCENARIO_ARGUMENTS = ("clients", "tasks", "seed")
 # an annotation may be the type or, after `from __future__ import annotations`, its name
 _CHECKED_TYPES = {"bool": bool, "int": int, "float": float, "str": str}
 _loading: set[str] = set()
+
+
+class StrictModel(BaseModel):
+    """Base of a plan and its options: no unknown key, no conversion of types, no NaN, no change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, populate_by_name=True)
 
 
 def find(reference: str) -> Any:
@@ -40,15 +47,21 @@ def find(reference: str) -> Any:
     source, _, name = reference.rpartition(":")
     if not source or not name:
         raise WeftError(f"{reference!r} is not a reference; write package.module:Name or path/to/file.py:Name")
-    module = _load_file(Path(source)) if source.endswith(".py") else _load_module(source, name)
+    try:
+        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except WeftError:
+        raise
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (source == missing or source.startswith(f"{missing}.")):
+            remedy = f"install it, or name its file: path/to/file.py:{name}"
+            raise WeftError(f"there is no module {source} on Python's path; {remedy}") from None
+        raise WeftError(f"{source} cannot be loaded: {error_line(error)}") from error
     value: Any = module
     for attribute in name.split("."):
         if not hasattr(value, attribute):
-            defined = [
-                key
-                for key, item in vars(module).items()
-                if not key.startswith("_") and getattr(item, "__module__", None) == module.__name__
-            ]
+            public = {key: item for key, item in vars(module).items() if not key.startswith("_")}
+            defined = [key for key in public if getattr(public[key], "__module__", None) == module.__name__]
             hint = f"; {nearest(attribute, defined)}" if defined else ", and defines nothing else"
             raise WeftError(f"{source} has no {name}{hint}")
         value = getattr(value, attribute)
@@ -63,9 +76,7 @@ def reference(value: Any) -> str:
     """
     name, home = getattr(value, "__qualname__", None), getattr(value, "__module__", None)
     if not isinstance(name, str) or not isinstance(home, str) or "<" in name:  # <lambda>, f.<locals>.g
-        raise WeftError(
-            f"{name or value!r} has no name in a module; define it with class or def at the top of a module"
-        )
+        raise WeftError(f"{name or value!r} has no name in a module; define it at the top of a module")
     module = sys.modules.get(home)
     defined: Any = module
     for attribute in name.split("."):
@@ -91,8 +102,10 @@ def installed(group: str) -> dict[str, str]:
 
 
 def full_name(name: str, group: str) -> str:
-    """Replace the name of an entry point by its reference; return any other name unchanged."""
-    return installed(group).get(name, name)
+    """Replace an entry point by its reference, and the path of a file by its absolute path; keep any other name."""
+    name = installed(group).get(name, name)
+    file, colon, attribute = name.rpartition(":")
+    return f"{Path(file).resolve()}:{attribute}" if colon and file.endswith(".py") else name
 
 
 def short(method: str) -> str:
@@ -108,20 +121,6 @@ def error_line(error: BaseException) -> str:
     """Type and first line of an error."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _load_module(source: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(source)
-    except WeftError:
-        raise
-    except (Exception, SystemExit) as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and (source == missing or source.startswith(f"{missing}.")):
-            raise WeftError(
-                f"there is no module {source} on Python's path; install it, or name its file: path/to/file.py:{name}"
-            ) from None
-        raise WeftError(f"{source} cannot be imported: {error_line(error)}") from error
 
 
 def _load_file(path: Path) -> ModuleType:
@@ -146,11 +145,9 @@ def _load_file(path: Path) -> ModuleType:
     _loading.add(name)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        if isinstance(error, WeftError):
-            raise
-        raise WeftError(f"{path} cannot be loaded: {error_line(error)}") from error
+    except BaseException:
+        del sys.modules[name]  # it may be repaired and loaded again
+        raise
     finally:
         _loading.discard(name)
     return module
@@ -186,7 +183,7 @@ def options_from(maker: Any, kind: Literal["network", "scenario"] = "network") -
         elif parameter.kind is parameter.POSITIONAL_ONLY or name.startswith("_"):
             if parameter.default is parameter.empty:
                 raise WeftError(f"its argument {name!r} cannot be given as {kind}.{name}; give it a default")
-        elif parameter.default is parameter.empty or _is_json(parameter.default):
+        elif _is_json(parameter.default):
             fields[name] = _field(parameter)  # a default such as nn.GELU, which no plan can spell, is not an option
     config = ConfigDict(extra=extra, frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
     with warnings.catch_warnings():
@@ -206,9 +203,7 @@ def _field(parameter: inspect.Parameter) -> tuple[Any, Any]:
     return Any, default
 
 
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
+def _is_json(default: Any) -> bool:
+    with contextlib.suppress(TypeError, ValueError):
+        return default is inspect.Parameter.empty or bool(json.dumps(default, allow_nan=False))
+    return False

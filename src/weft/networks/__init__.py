@@ -10,11 +10,11 @@ import functools
 import importlib
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from weft import registry
 from weft.errors import WeftError, nearest
-from weft.registry import Statistics, options_from
+from weft.registry import Statistics, StrictModel, options_from
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,31 +22,25 @@ if TYPE_CHECKING:
     from weft.networks.flat import Network
 
 
-class LeNetOptions(BaseModel):
+class LeNetOptions(StrictModel):
     """The paper's LeNet: two convolutions, two fully connected layers, 2,987,870 values without heads."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     pool: Literal[2, 3] = 3  # the table of appendix A says 3x3, its text 2x2
 
 
-class MlpOptions(BaseModel):
+class MlpOptions(StrictModel):
     """Two fully connected layers, for quick experiments."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     hidden: int = Field(64, gt=0, le=65536)
     features: int = Field(32, gt=0, le=65536)
 
 
-class ResNet18Options(BaseModel):
+class ResNet18Options(StrictModel):
     """ResNet-18 (He et al. 2016), 11,168,832 values without heads for images of 32x32."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     stem: Literal["small", "classical"] = "small"  # 3x3 without pooling for 32x32 images; 7x7 and pooling for larger
     norm: Literal["batch", "group"] = "batch"
-    statistics: Statistics = "own"  # of batch norm: kept per task, or averaged by the server
+    statistics: Statistics = "own"
 
 
 NETWORKS: dict[str, type[BaseModel]] = {"lenet": LeNetOptions, "mlp": MlpOptions, "resnet18": ResNet18Options}

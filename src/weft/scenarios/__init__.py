@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from weft import registry
 from weft.errors import WeftError, nearest
-from weft.registry import options_from
+from weft.registry import StrictModel, options_from
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,10 +84,8 @@ class Scenario:
         return {**{name: fingerprint_of(name) for name in self.datasets}, **user}
 
 
-class ScenarioOptions(BaseModel):
+class ScenarioOptions(StrictModel):
     """Base of the options of built-in scenarios."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Builder(Protocol):

@@ -7,7 +7,6 @@ the baseline of every claim of saving.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
 from typing import Literal, NamedTuple, get_args
 
 from weft.errors import WeftError, nearest
@@ -19,8 +18,7 @@ DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 COLUMNS = ("direction", "client", "task", "round", "tensor")  # the key of a row; the other columns can be summed
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One tensor of one message."""
 
     direction: Direction
@@ -32,13 +30,9 @@ class Entry:
     nonzeros: int
     dense_bytes: int  # of the whole message, in its "header" row; 0 in the others, so that sums are right
 
-    def __post_init__(self) -> None:
-        if self.direction not in DIRECTIONS:
-            raise ValueError(f"direction must be c2s or s2c, got {self.direction!r}")
-
     def to_row(self) -> list[str]:
         """A row for csv.writer, in the order of HEADER."""
-        return [str(value) for value in astuple(self)]
+        return list(map(str, self))
 
     @staticmethod
     def from_row(row: Sequence[str]) -> Entry:
@@ -48,15 +42,15 @@ class Entry:
         120
         """
         try:
-            direction, client, task, round_, tensor, size, nonzeros, dense_bytes = row
-            numbers = (int(client), int(task), int(round_)), (int(size), int(nonzeros), int(dense_bytes))
-            return Entry(direction, *numbers[0], tensor, *numbers[1])  # type: ignore[arg-type]
-        except ValueError as reason:
+            client, task, round_, size, nonzeros, dense_bytes = map(int, (*row[1:4], *row[5:]))
+            direction = DIRECTIONS[DIRECTIONS.index(row[0])]  # type: ignore[arg-type]
+            return Entry(direction, client, task, round_, row[4], size, nonzeros, dense_bytes)
+        except (ValueError, IndexError) as reason:
             text = ",".join(row)
             raise WeftError(f"ledger row {text[:80]!r} is damaged; expected {','.join(HEADER)}") from reason
 
 
-HEADER = tuple(field.name for field in fields(Entry))  # the first line of a ledger file
+HEADER = Entry._fields  # the first line of a ledger file
 
 
 class Sums(NamedTuple):
@@ -92,19 +86,12 @@ class Ledger:
         self.body_size = body_size  # values of the whole body
         self.entries: list[Entry] = []
 
-    def enter(
-        self,
-        direction: Direction,
-        client: int,
-        task: int,
-        round: int,  # noqa: A002 - the name of the column
-        wire: bytes | memoryview,
-    ) -> list[Entry]:
+    def enter(self, direction: Direction, client: int, task: int, round_: int, wire: bytes | memoryview) -> list[Entry]:
         """Weigh a message and add its rows; return them, the header's first."""
         weights = weigh(wire)
         body = 4 * self.body_size if len(weights) > 1 else 0  # a message without tensors would not have a body
         dense_bytes = {"header": weights["header"].bytes + body}
-        key = direction, client, task, round
+        key = direction, client, task, round_
         rows = [Entry(*key, tensor, *weight, dense_bytes.get(tensor, 0)) for tensor, weight in weights.items()]
         self.entries += rows
         return rows

@@ -21,27 +21,15 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import AfterValidator, FailFast, Field, ValidationError
 
 from weft.errors import WeftError, show
 from weft.lazy import np, torch
-from weft.wire.codec import (
-    Chunk,
-    Precision,
-    Take,
-    copied,
-    count_nonzeros,
-    gaps_in,
-    indices_out,
-    length,
-    mask_in,
-    mask_out,
-    masked_in,
-    values_in,
-    values_out,
-)
+from weft.registry import StrictModel
+from weft.wire import codec
+from weft.wire.codec import Chunk, Precision, Take
 from weft.wire.tensors import LARGEST, Payload, Rows, Sparse, kept_size, same
 
 if TYPE_CHECKING:
@@ -55,6 +43,7 @@ LONGEST_HEADER = 2**20  # bytes
 MOST_ITEMS = 10_000  # tensors of a message, segments of a tensor, operations
 DEEPEST = 32  # levels of nesting in `fields`
 
+Item = TypeVar("Item")
 _Bytes: TypeAlias = "npt.NDArray[np.uint8]"
 
 
@@ -132,26 +121,23 @@ def _check_json(value: Any, path: str = "fields", depth: int = 0) -> Any:
 
 _Count: TypeAlias = Annotated[int, Field(ge=0, le=LARGEST)]
 _Name: TypeAlias = Annotated[str, AfterValidator(_check_name)]
+_Many: TypeAlias = Annotated[list[Item], Field(max_length=MOST_ITEMS), FailFast()]
 _Segment: TypeAlias = Annotated[list[Annotated[int, Field(ge=1, le=LARGEST)]], Field(min_length=2, max_length=2)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class _Dense(_Strict):
+class _Dense(StrictModel):
     encoding: Literal["dense", "sparse-mask"]
     name: _Name
     size: _Count
 
 
-class _Rows(_Strict):
+class _Rows(StrictModel):
     encoding: Literal["rows"]
     name: _Name
-    segments: Annotated[list[_Segment], Field(max_length=MOST_ITEMS), FailFast(), AfterValidator(_check_segments)]
+    segments: Annotated[_Many[_Segment], AfterValidator(_check_segments)]
 
 
-class _Gaps(_Strict):
+class _Gaps(StrictModel):
     encoding: Literal["sparse-gaps"]
     name: _Name
     size: _Count
@@ -161,21 +147,19 @@ class _Gaps(_Strict):
 _Description: TypeAlias = _Dense | _Rows | _Gaps
 
 
-class Header(_Strict):
+class Header(StrictModel):
     """Everything of a message except the bytes of its tensors."""
 
     sender: str
     receiver: str
     request_id: str
-    ops: Annotated[list[str], Field(max_length=MOST_ITEMS), FailFast()]
+    ops: _Many[str]
     task: Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
     round: Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
     fields: Annotated[dict[Any, Any], AfterValidator(_check_json)]
     error: str
     precision: Precision
-    tensors: Annotated[
-        list[Annotated[_Description, Field(discriminator="encoding")]], Field(max_length=MOST_ITEMS), FailFast()
-    ]
+    tensors: _Many[Annotated[_Description, Field(discriminator="encoding")]]
 
 
 def _explain(error: ValidationError) -> str:
@@ -220,7 +204,7 @@ def encode(message: Message, precision: Precision = "float32", cache: dict[str, 
     for name, payload, _, index, values in tensors:
         known = cache.get(name) if cache is not None else None
         if known is None or known.values is not values or known.precision != precision:
-            known = Cached(values, precision, values_out(name, values, precision))
+            known = Cached(values, precision, codec.values_out(name, values, precision))
             if cache is not None and not isinstance(payload, Sparse):  # sparse ones go to few clients
                 cache[name] = known
         chunks += [*index, *known.chunks]
@@ -237,27 +221,24 @@ def _header_out(message: Message, precision: Precision, descriptions: list[dict[
     header = {**_without_tensors(message), "precision": precision, "tensors": descriptions}
     try:
         Header.model_validate(header)
-        raw = _canonical(header)
+        if len(raw := _canonical(header)) <= LONGEST_HEADER:
+            return raw
+        why = f"its header has {len(raw):,} bytes, {LONGEST_HEADER:,} are allowed; send long lists as a tensor"
     except ValidationError as error:
-        raise WeftError(f"message from {message.sender!r} cannot be sent: {_explain(error)}") from None
-    except UnicodeEncodeError as error:
-        raise WeftError(f"message from {message.sender!r} cannot be sent: a text is not valid Unicode") from error
-    if len(raw) > LONGEST_HEADER:
-        raise WeftError(
-            f"message from {message.sender!r} cannot be sent: its header has {len(raw):,} bytes, "
-            f"{LONGEST_HEADER:,} are allowed; send long lists as a tensor"
-        )
-    return raw
+        why = _explain(error)
+    except UnicodeEncodeError:
+        why = "a text is not valid Unicode"
+    raise WeftError(f"message from {message.sender!r} cannot be sent: {why}")
 
 
 def _index_out(name: str, payload: Payload) -> tuple[dict[str, Any], list[Chunk], torch.Tensor]:
     """Description of a tensor, the chunks with the positions of its values, and the values."""
     if isinstance(payload, Rows):
         segments = [list(segment) for segment in payload.segments]
-        return {"encoding": "rows", "segments": segments}, [mask_out(payload.kept.cpu().numpy())], payload.values
+        return {"encoding": "rows", "segments": segments}, [codec.mask_out(payload.kept.cpu().numpy())], payload.values
     if isinstance(payload, Sparse):
         indices = payload.indices.cpu().numpy()
-        encoding, chunks = indices_out(payload.size, indices)
+        encoding, chunks = codec.indices_out(payload.size, indices)
         description = {"encoding": encoding, "size": payload.size}
         return description | ({"count": indices.size} if encoding == "sparse-gaps" else {}), chunks, payload.values
     if payload.dtype != torch.float32 or payload.dim() != 1:
@@ -291,7 +272,7 @@ def decode(wire: bytes | memoryview) -> Message:
     tensors: dict[str, Payload] = {}
     for tensor in _tensors(header, payload):
         try:
-            tensors[tensor.name] = tensor.make(values_in(tensor.values, tensor.value_count, header.precision))
+            tensors[tensor.name] = tensor.make(codec.values_in(tensor.values, tensor.value_count, header.precision))
         except ValueError as reason:
             _reject(f"tensor {tensor.name!r} {reason}")
     ids = (header.sender, header.receiver, header.request_id, tuple(header.ops), header.task, header.round)
@@ -303,7 +284,7 @@ def weigh(wire: bytes | memoryview) -> dict[str, TensorWeight]:
     header, payload = _unwrap(wire)
     weights = {"header": TensorWeight(memoryview(wire).nbytes - payload.nbytes, 0)}
     for tensor in _tensors(header, payload):
-        nonzeros = count_nonzeros(tensor.values, tensor.value_count, header.precision)
+        nonzeros = codec.count_nonzeros(tensor.values, tensor.value_count, header.precision)
         weights[tensor.name] = TensorWeight(tensor.nbytes, nonzeros)
     return weights
 
@@ -377,17 +358,17 @@ def _index_in(
     """Number of values of a tensor, their bytes, and the function that makes the payload of the decoded values."""
     if isinstance(description, _Rows):
         segments = tuple((rows, width) for rows, width in description.segments)
-        kept = copied(mask_in(take, sum(rows for rows, _ in segments)), torch.bool)
+        kept = codec.copied(codec.mask_in(take, sum(rows for rows, _ in segments)), torch.bool)
         count = kept_size(segments, kept)
-        return count, take(length(count, precision)), partial(Rows, segments, kept)
+        return count, take(codec.length(count, precision)), partial(Rows, segments, kept)
     size = description.size
     if description.encoding == "dense":
-        return size, take(length(size, precision)), lambda values: values
+        return size, take(codec.length(size, precision)), lambda values: values
     if isinstance(description, _Gaps):
-        indices, values = gaps_in(take, size, description.count, precision)
+        indices, values = codec.gaps_in(take, size, description.count, precision)
     else:
-        indices, values = masked_in(take, size, precision)
-    return indices.size, values, partial(Sparse, size, copied(indices, torch.int32))
+        indices, values = codec.masked_in(take, size, precision)
+    return indices.size, values, partial(Sparse, size, codec.copied(indices, torch.int32))
 
 
 def _reject(why: str) -> NoReturn:
