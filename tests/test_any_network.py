@@ -86,21 +86,15 @@ def test_everything_is_laid_out_once(kind, where):
     assert layout.size == end + 3 * (KINDS[kind][1] + 1)
 
 
-def test_layers_of_a_vision_transformer():
+def test_layers_of_a_vision_transformer_and_of_a_sequence():
+    layers = make("conv1d").layout.layers
+    assert [(layer.shape, layer.first_row) for layer in layers] == [((4, 3, 8), 0), ((6, 4, 8), 4)]
     layers = make("vit").layout.layers
     assert [(layer.name, layer.rows, layer.width) for layer in layers] == [
         ("patches.weight", 8, 192),
         ("blocks.0.attention.out_proj.weight", 8, 8),
         ("blocks.0.mlp.0.weight", 16, 8),
         ("blocks.0.mlp.3.weight", 8, 16),
-    ]
-
-
-def test_layers_of_a_convolution_over_a_sequence():
-    layers = make("conv1d").layout.layers
-    assert [(layer.name, layer.shape, layer.first_row) for layer in layers] == [
-        ("layers.0.weight", (4, 3, 8), 0),
-        ("layers.2.weight", (6, 4, 8), 4),
     ]
 
 

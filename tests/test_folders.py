@@ -58,6 +58,14 @@ def test_clients_tasks_and_classes_are_those_of_the_folder(photos):
             assert task.classes == CLASSES[task.name]
             assert task.sizes == {"train": 14 * count, "test": 4 * count, "valid": 2 * count}
     assert found.warnings == ()
+    shutil.copytree(photos, photos.parent / "elsewhere")
+    assert scenario(photos.parent / "elsewhere").fingerprint == found.fingerprint
+    shutil.rmtree(photos / "oslo" / "2-stones")
+    shutil.copytree(photos / "oslo", photos / "9")  # numbers sort by value, before 10 and before names
+    shutil.copytree(photos / "oslo", photos / "10")
+    found = scenario(photos).sequences
+    assert [sequence[0].group for sequence in found] == ["9", "10", "lisbon", "oslo"]
+    assert [len(sequence) for sequence in found] == [1, 1, 2, 1]
 
 
 def test_every_image_is_in_one_split_with_its_label(photos):
@@ -73,17 +81,6 @@ def test_every_image_is_in_one_split_with_its_label(photos):
             assert columns[bar[2:6]].min() > np.delete(columns, bar).max()
             seen.append(image.tobytes())
     assert len(set(seen)) == 3 * IMAGES
-
-
-def test_numbers_sort_by_value(tmp_path):
-    for client in ("site10", "site2"):
-        write_classes(tmp_path / "p" / client / "1", "a", "b", images=10)
-    assert [sequence[0].group for sequence in scenario(tmp_path / "p").sequences] == ["site2", "site10"]
-
-
-def test_clients_with_fewer_tasks(photos):
-    shutil.rmtree(photos / "oslo" / "2-stones")
-    assert [len(sequence) for sequence in scenario(photos).sequences] == [2, 1]
 
 
 def test_any_size_and_depth(tmp_path):
@@ -200,12 +197,8 @@ def test_a_group_is_in_one_split_also_across_tasks(tmp_path):
     assert len(found) == 10
     assert all(len(splits) == 1 for splits in found.values())
     assert set.union(*found.values()) == set(SPLITS)
-
-
-def test_the_groups_of_a_table(tmp_path):
     found = splits_of_groups(write_table(tmp_path))
-    assert len(found) == 20
-    assert all(len(splits) == 1 for splits in found.values())
+    assert [len(splits) for splits in found.values()] == [1] * 20
 
 
 def test_given_splits_are_kept_and_valid_is_taken_from_train(tmp_path):
@@ -302,11 +295,6 @@ def test_images_are_packed_once_and_again_when_a_file_changes(photos, tmp_path, 
     assert scenario(photos).fingerprint == first.fingerprint
     write_image(photos / "oslo" / "1-leaves" / "oak" / "3.png", values(2, 999))
     assert scenario(photos).fingerprint != first.fingerprint
-
-
-def test_the_fingerprint_does_not_depend_on_the_folder(photos, tmp_path):
-    shutil.copytree(photos, tmp_path / "elsewhere")
-    assert scenario(photos).fingerprint == scenario(tmp_path / "elsewhere").fingerprint
 
 
 TINY = {"network": "mlp", "network.hidden": 8, "rounds_per_task": 2, "batch_size": 10, "device": "cpu"}

@@ -52,8 +52,7 @@ def test_by_hand():
 
 MESSAGES = [wire(), wire(base=torch.ones(4)), wire(base=ROWS, adaptive=SPARSE), wire(**{'a,"b"': SPARSE})]
 exchanges = st.lists(
-    st.tuples(st.sampled_from(["c2s", "s2c"]), *[st.integers(0, 2)] * 3, st.sampled_from(MESSAGES)),
-    max_size=12,
+    st.tuples(st.sampled_from(["c2s", "s2c"]), *[st.integers(0, 2)] * 3, st.sampled_from(MESSAGES)), max_size=12
 )
 
 

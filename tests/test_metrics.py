@@ -59,22 +59,7 @@ def test_undefined_is_none():
     assert over_clients(forgetting, [[[0.5]], []]) is None
 
 
-def test_clients_without_a_value_do_not_count():
-    one_task, two_tasks = [[0.9]], [[0.9], [0.5, 0.8]]
-    assert over_clients(forgetting, [one_task, two_tasks]) == pytest.approx(0.4)
-    assert over_clients(average_accuracy, [[], one_task]) == 0.9
-
-
 # ---- for every matrix
-
-
-@quick
-@given(matrices())
-def test_ranges(matrix):
-    assert min(matrix[-1]) - NEAR <= average_accuracy(matrix) <= max(matrix[-1]) + NEAR
-    if len(matrix) > 1:
-        assert -1 - NEAR <= forgetting(matrix) <= 1 + NEAR
-        assert -1 - NEAR <= backward_transfer(matrix) <= 1 + NEAR
 
 
 @quick
@@ -103,15 +88,6 @@ def test_they_are_one_as_long_as_no_task_gets_better_later(matrix):
 
 
 @quick
-@given(accuracies, st.integers(2, 6))
-def test_where_nothing_changes_nothing_is_forgotten(value, tasks):
-    matrix = [[value] * (after + 1) for after in range(tasks)]
-    assert forgetting(matrix) == 0
-    assert backward_transfer(matrix) == 0
-    assert average_accuracy(matrix) == pytest.approx(value)
-
-
-@quick
 @given(matrices(least=2), accuracies)
 def test_the_newest_task_counts_in_accuracy_alone(matrix, value):
     changed = [*matrix[:-1], [*matrix[-1][:-1], value]]
@@ -131,15 +107,6 @@ def test_over_clients_is_the_mean_of_those_that_have_a_value(found, measure):
         assert over_clients(measure, [*found, *found]) == pytest.approx(fmean(values))
 
 
-@quick
-@given(matrices())
-def test_a_matrix_stays_as_it_is(matrix):
-    copy = [list(row) for row in matrix]
-    for measure in MEASURES:
-        measure(matrix)
-    assert matrix == copy
-
-
 # ---- of predictions --------------------------------------------------------------------------------------------------
 
 
@@ -153,7 +120,7 @@ def random_case(seed, count=40, classes=3, ties=False):
 
 def slow_area(positive, values):
     """Every pair of one that is and one that is not."""
-    pairs = [(a, b) for a, b in itertools.product(values[positive], values[~positive])]
+    pairs = list(itertools.product(values[positive], values[~positive]))
     return sum((a > b) + 0.5 * (a == b) for a, b in pairs) / len(pairs)
 
 
@@ -173,13 +140,8 @@ def test_the_ends_of_auroc():
     assert metrics.auroc(labels, 1 - right) == 0.0
     assert metrics.auroc(labels, np.full((3, 3), 1 / 3)) == 0.5
     assert math.isnan(metrics.auroc(np.array([1, 1]), np.full((2, 2), 0.5)))
-
-
-def test_balanced_is_not_fooled_by_the_commonest():
-    labels = np.array([0] * 95 + [1] * 5)
-    always = np.tile([0.9, 0.1], (100, 1))
-    assert metrics.balanced(labels, always) == 0.5
-    assert metrics.recall(labels, always) == [1.0, 0.0]
+    constant = np.tile([0.9, 0.1], (100, 1))
+    assert metrics.recall(np.array([0] * 95 + [1] * 5), constant) == [1.0, 0.0]
 
 
 def test_a_class_without_images_is_left_out():

@@ -12,7 +12,7 @@ from weft import networks
 from weft.benchmarks.plain_lenet import PlainLeNet
 from weft.networks.batches import Batches
 from weft.networks.flat import TRUNCATED_DEVIATION, Network, variance_scaling
-from weft.networks.lenet import CHUNK, LeNet, LocalResponseNorm, channel_band
+from weft.networks.lenet import CHUNK, LocalResponseNorm, channel_band
 from weft.networks.mlp import Mlp
 from weft.randomness import generator
 from weft.scenarios import Split
@@ -57,41 +57,6 @@ def test_lenet_layout(lenet):
         ("fc2.weight", (500, 800), 2_586_500, 870),
     ]
     assert lenet.layout.segments == ((20, 75), (50, 500), (800, 3200), (500, 800))
-
-
-@pytest.mark.parametrize("pool", [3, 2])
-def test_lenet_stages(pool):
-    """The shapes of the paper's table, and convolution, ReLU, norm, pool in this order."""
-    seen = []
-    network = LeNet(pool)
-    for name in ("conv1", "conv2", "fc1", "fc2"):
-        module = getattr(network, name)
-        module.register_forward_hook(
-            lambda _, given, out, name=name: seen.append((name, given[0].shape[1:], out.shape[1:]))
-        )
-    assert network(pictures(0, 2)).shape == (2, 500)
-    assert seen == [
-        ("conv1", (3, 32, 32), (20, 32, 32)),
-        ("conv2", (20, 16, 16), (50, 16, 16)),
-        ("fc1", (3200,), (800,)),
-        ("fc2", (800,), (500,)),
-    ]
-
-
-def test_the_order_within_a_block(lenet, monkeypatch):
-    order = []
-
-    def noting(name, function):
-        return lambda *given, **more: (order.append(name), function(*given, **more))[1]
-
-    body = lenet.body
-    monkeypatch.setattr(body.conv1, "forward", noting("conv", body.conv1.forward))
-    monkeypatch.setattr(functional, "relu", noting("relu", functional.relu))
-    monkeypatch.setattr(LocalResponseNorm, "apply", noting("norm", LocalResponseNorm.apply))
-    monkeypatch.setattr(functional, "max_pool2d", noting("pool", functional.max_pool2d))
-    body(pictures(0, 1))
-    assert order[:4] == ["conv", "relu", "norm", "pool"]
-    assert order.count("norm") == order.count("pool") == 2
 
 
 @pytest.mark.parametrize(("pool", "channels_last"), [(3, True), (3, False), (2, True)])
@@ -153,20 +118,6 @@ def test_local_response_norm_gradcheck():
     assert torch.autograd.gradcheck(lambda x: LocalResponseNorm.apply(x, band), x.requires_grad_())
 
 
-def test_local_response_norm_by_hand():
-    # one channel of 100: d = 1 + 1e-3 / 9 * 100^2 = 2.1111..., 100 * d^-0.75
-    found = LocalResponseNorm.apply(torch.full((1, 1, 1, 1), 100.0), channel_band(1))
-    assert found.item() == pytest.approx(57.0974, abs=1e-3)
-
-
-def test_the_window_is_nine_channels_wide():
-    band = channel_band(20)
-    assert torch.equal(band, band.T)
-    assert band[10].nonzero().flatten().tolist() == list(range(6, 15))
-    assert band[0].nonzero().flatten().tolist() == list(range(5))
-    assert band[10, 10].item() == pytest.approx(1e-3 / 9)
-
-
 # ---- any network as one vector
 
 
@@ -185,29 +136,10 @@ class WithBatchNorm(nn.Module):
 
 
 KINDS = {
-    "lenet": lambda: (networks.build("lenet", {}, heads=(5,)), 500),
-    "mlp": lambda: (Network(Mlp(3072, 8, 6), 6, (3,)), 6),
-    "own": lambda: (Network(WithBatchNorm(), 6, (3,)), 6),
+    "lenet": lambda: networks.build("lenet", {}, heads=(5,)),
+    "mlp": lambda: Network(Mlp(3072, 8, 6), 6, (3,)),
+    "own": lambda: Network(WithBatchNorm(), 6, (3,)),
 }
-
-
-def test_mlp_layout():
-    layout = networks.build("mlp", {"hidden": 16, "features": 8}, heads=(2,)).layout
-    assert [(layer.name, layer.shape, layer.offset, layer.first_row) for layer in layout.layers] == [
-        ("fc1.weight", (16, 3072), 0, 0),
-        ("fc2.weight", (8, 16), 49_152, 16),
-    ]
-    assert (layout.weights, layout.body, layout.size) == (49_280, 49_304, 49_322)
-
-
-def test_layout_of_a_user_defined_module():
-    layout = Network(WithBatchNorm(), 6, (3,)).layout
-    assert [(layer.name, layer.rows, layer.width) for layer in layout.layers] == [
-        ("conv.weight", 4, 27),
-        ("fc.weight", 6, 4),
-    ]
-    assert (layout.weights, layout.body, layout.size) == (132, 132 + 8 + 6 + 2, 148 + 8 + 21)
-    assert layout.statistics == (148, 156)
 
 
 def test_by_layer_gives_views():
@@ -253,8 +185,10 @@ def test_the_deviation_of_a_truncated_normal():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_same_seed_same_bits(kind):
-    network, _ = KINDS[kind]()
-    first, again, other = (network.initial_body(generator(seed, "initial")) for seed in (0, 0, 1))
+    network = KINDS[kind]()
+    first = network.initial_body(generator(0, "initial"))
+    network.vector.add_(5.0)  # scratch memory that all clients share
+    again, other = (network.initial_body(generator(seed, "initial")) for seed in (0, 1))
     assert torch.equal(first, again)
     assert len(first) == network.layout.body
     assert not torch.equal(first, other)
@@ -268,7 +202,7 @@ def test_same_seed_same_bits(kind):
 
 @pytest.mark.parametrize("kind", ["lenet", "mlp"])
 def test_initial_biases_are_zero(kind):
-    network, _ = KINDS[kind]()
+    network = KINDS[kind]()
     network.vector.fill_(3.0)
     assert (network.initial_body(generator(0, "initial"))[network.layout.weights :] == 0).all()
 
@@ -276,21 +210,12 @@ def test_initial_biases_are_zero(kind):
 def test_other_parameters_start_as_their_module_initialized_them():
     network = Network(WithBatchNorm(), 6, (3,))
     start = network.initial_body(generator(0, "initial"))
-    order = dict(network.body.named_parameters())
-    rest = {}
-    place = network.layout.weights
-    for name in (name for name in order if name not in ("conv.weight", "fc.weight")):
-        rest[name] = start[place : place + order[name].numel()].tolist()
-        place += order[name].numel()
+    rest, place = {}, network.layout.weights
+    for name, parameter in network.body.named_parameters():
+        if name not in ("conv.weight", "fc.weight"):
+            rest[name] = start[place : place + parameter.numel()].tolist()
+            place += parameter.numel()
     assert rest == {"scale": [0.75] * 2, "norm.weight": [1.0] * 4, "norm.bias": [0.0] * 4, "fc.bias": [0.0] * 6}
-
-
-def test_initial_values_do_not_depend_on_earlier_use():
-    """The vector is scratch memory that all clients share."""
-    network = Network(WithBatchNorm(), 6, (3,))
-    before = network.initial_body(generator(0, "initial"))
-    network.vector.add_(5.0)
-    assert torch.equal(network.initial_body(generator(0, "initial")), before)
 
 
 # ---- evaluation

@@ -131,20 +131,12 @@ def test_a_function_will_do_in_python():
 )
 def test_what_is_no_scenario_is_refused(name, options, said):
     with pytest.raises(WeftError, match=said):
-        scenarios.of(
-            weft.Plan(
-                scenario=f"test_own_parts:{name}",
-                clients=2,
-                tasks=2,
-                **{f"scenario.{key}": value for key, value in options.items()},
-            )
-        )
+        scenarios.of(weft.Plan(scenario={"name": f"test_own_parts:{name}", **options}, clients=2, tasks=2))
 
 
 def test_options_of_the_plans_own_scenario_are_none_of_another():
-    plan = weft.Plan.merge(
-        {"scenario.train": 20, "network": "mlp", "network.hidden": 5}, ["scenario=test_own_parts:two"]
-    )
+    given = {"scenario.train": 20, "network": "mlp", "network.hidden": 5}
+    plan = weft.Plan.merge(given, ["scenario=test_own_parts:two"])
     assert plan.scenario_options == {"wrong": False}
     assert plan.network_options["hidden"] == 5
     with pytest.raises(WeftError, match=r"unknown key scenario\.train"):
@@ -266,13 +258,8 @@ def test_an_installed_package_adds_by_name(installed, tmp_path):
     (tmp_path / "plan.toml").write_text("clients = 2\ntasks = 2\nrounds_per_task = 6\nbatch_size = 10\n")
 
     def weft_command(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "weft", *words],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-        )
+        keys = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": path}, "capture_output": True, "text": True}
+        return subprocess.run([sys.executable, "-m", "weft", *words], **keys)
 
     done = weft_command("run", "plan.toml", *words.split(), "method.longest=0.5", "--workers", "2", "--out", "run")
     assert done.returncode == 0, done.stderr
@@ -291,7 +278,6 @@ def test_an_installed_package_adds_by_name(installed, tmp_path):
 
 
 def test_entry_points_are_looked_up_by_group(monkeypatch):
-    monkeypatch.setattr(
-        named, "installed", lambda group: {"same": "test_own_parts:Same"} if group == "weft.losses" else {}
-    )
+    points = {"weft.losses": {"same": "test_own_parts:Same"}}
+    monkeypatch.setattr(named, "installed", lambda group: points.get(group, {}))
     assert weft.Plan(loss="same").loss == "test_own_parts:Same"

@@ -68,11 +68,7 @@ def test_every_way_to_write_options_in_a_file(tmp_path, text):
 
 def test_every_way_to_write_options_in_python():
     one = Plan(method={"name": "fedweit", "keep": 0.5}, network={"name": "mlp", "hidden": 8}, scenario={"train": 9})
-    two = Plan(
-        method="fedweit",
-        network="mlp",
-        **{"method.keep": 0.5, "network.hidden": 8, "scenario.train": 9},
-    )
+    two = Plan(method="fedweit", network="mlp", **{"method.keep": 0.5, "network.hidden": 8, "scenario.train": 9})
     three = Plan(
         network="mlp", method_options={"keep": 0.5}, network_options={"hidden": 8}, scenario_options={"train": 9}
     )

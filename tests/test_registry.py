@@ -24,12 +24,6 @@ def write(folder, text, name="thing.py"):
 # ---- finding
 
 
-def test_in_a_module():
-    assert registry.find("weft.errors:WeftError") is errors.WeftError
-    assert registry.find("weft.errors:nearest") is errors.nearest
-    assert registry.find(f"{__name__}:Here.Inner") is Here.Inner
-
-
 def test_in_a_file(tmp_path, monkeypatch):
     file = write(tmp_path, "class Thing:\n    class Inner:\n        number = 7\n")
     found = registry.find(f"{file}:Thing")
@@ -42,9 +36,8 @@ def test_in_a_file(tmp_path, monkeypatch):
 
 def test_a_file_is_loaded_once(tmp_path):
     notes = tmp_path / "notes"
-    file = write(
-        tmp_path, f"with open({str(notes)!r}, 'a') as file:\n    file.write('x')\nclass A: ...\nclass B: ...\n"
-    )
+    text = f"with open({str(notes)!r}, 'a') as file:\n    file.write('x')\nclass A: ...\nclass B: ...\n"
+    file = write(tmp_path, text)
     for name in ("A", "B", "A"):
         registry.find(f"{file}:{name}")
     assert notes.read_text() == "x"
@@ -132,10 +125,7 @@ def test_there_and_back(tmp_path):
     assert registry.reference(Here.Inner) == f"{__name__}:Here.Inner"
     file = write(tmp_path, "class Thing: ...")
     found = registry.find(f"{file}:Thing")
-    assert (
-        registry.reference(found) == f"{file.resolve()}:Thing"
-    )  # not by its private name, which no other process knows
-    assert registry.find(registry.reference(found)) is found
+    assert registry.reference(found) == f"{file.resolve()}:Thing"  # no other process knows its private name
 
 
 def local():
@@ -145,11 +135,7 @@ def local():
     return Local
 
 
-@pytest.mark.parametrize(
-    "thing",
-    [lambda: None, local(), functools.partial(local), Here(), 5],
-    ids=["lambda", "local", "partial", "one", "5"],
-)
+@pytest.mark.parametrize("thing", [lambda: None, local(), functools.partial(local), Here(), 5], ids=type)
 def test_what_cannot_be_named(thing):
     with pytest.raises(WeftError, match=r"define it .*at the top of a module"):
         registry.reference(thing)
@@ -198,11 +184,6 @@ def test_typed_in():
     text = "from weft import registry\nclass Thing: ...\nregistry.reference(Thing)"
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1].endswith("move it to a file, so that other processes can import it")
-
-
-def test_torch_stays_away():
-    text = "import sys, weft.registry, weft.networks\nprint('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", text], capture_output=True, text=True).stdout.strip() == "False"
 
 
 def test_an_option_cannot_be_called_name():

@@ -85,13 +85,6 @@ def test_too_many_clients_or_tasks_name_the_limits(small_data, name):
             build(name, *wanted)
 
 
-@pytest.mark.parametrize("name", SHAPES)
-def test_a_missing_dataset_names_the_command(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("WEFT_DATA", str(tmp_path))
-    with pytest.raises(WeftError, match="weft data get cifar100"):
-        build(name)
-
-
 # ---- overlapped-cifar100 ---------------------------------------------------------------------------------------------
 
 
@@ -105,9 +98,6 @@ def test_a_task_is_a_superclass(small_data):
         fine = [int(name.split()[1]) for name in task.classes]
         assert dataset.extra["coarse_of_fine"][fine].tolist() == [superclass] * 5
     assert len({tuple(sequence) for sequence in names(scenario)}) == 3  # an order for each client
-
-
-def test_clients_overlap_in_tasks(small_data):
     one, other, *_ = names(build("overlapped-cifar100"))
     assert set(one) & set(other)
 
@@ -246,16 +236,11 @@ def test_few_large_tracks_leave_no_split_empty(tmp_path):
     for label in range(43):
         assert [len(indices) for indices in split_class(dataset, label).values()] == [10, 10, 10]
     tracks = dataset.extra["track"]
-    for change, count, absent in (
-        (slice(0, 0), 1, "test"),
-        (slice(None, None, 2), 1, "valid"),
-        (slice(None), 0, "train"),
-    ):
+    unknown = ((slice(0, 0), 1, "test"), (slice(None, None, 2), 1, "valid"), (slice(None), 0, "train"))
+    for change, count, absent in unknown:
         tracks[:] = 0
         tracks[change] = -1
-        with pytest.raises(
-            WeftError, match=rf"class 3 of traffic_signs has {count} tracks, too few .* {absent} images"
-        ):
+        with pytest.raises(WeftError, match=rf"class 3 of traffic_signs has {count} tracks, .* {absent} images"):
             split_class(dataset, 3)
 
 
@@ -268,10 +253,7 @@ def interference(sender: str, clients: int = 2, seed: int = 0, **options: int) -
 
 def test_tasks_of_interference(small_data):
     scenario = interference("svhn", images=50, sender_images=100)
-    assert [[task.name for task in tasks] for tasks in scenario.sequences] == [
-        ["waiting", "mnist-0"],
-        ["svhn-0", "svhn-1"],
-    ]
+    assert names(scenario) == [["waiting", "mnist-0"], ["svhn-0", "svhn-1"]]
     assert [task.sizes["train"] for tasks in scenario.sequences for task in tasks] == [2, 50, 100, 100]
     assert scenario.datasets == ("mnist", "svhn")
     first, second = (task.load("train").images.reshape(100, -1) for task in scenario.sequences[1])

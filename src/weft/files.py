@@ -18,6 +18,8 @@ import filelock
 
 from weft.errors import WeftError
 
+RESUME = "weft resume continues from the last checkpoint"
+
 
 def append(path: Path, text: str) -> None:
     """Append whole lines to a file, or nothing if they cannot be written."""
@@ -48,15 +50,16 @@ def write_bytes(path: Path, blob: bytes) -> None:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[Path]:
+def atomic_file(path: Path, remedy: str = RESUME) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` at the end of the block, unless writing fails."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield partial
         partial.replace(path)
     except OSError as error:
+        raise write_error(path, error, remedy) from None
+    finally:
         partial.unlink(missing_ok=True)
-        raise write_error(path, error) from None
 
 
 def sync(path: Path) -> None:
@@ -82,8 +85,8 @@ def checksum(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> int:
     return crc
 
 
-def write_error(path: Path, error: OSError) -> WeftError:
-    return WeftError(f"{path} cannot be written ({error.strerror}); weft resume continues from the last checkpoint")
+def write_error(path: Path, error: OSError, remedy: str = RESUME) -> WeftError:
+    return WeftError(f"{path} cannot be written ({error.strerror}); {remedy}")
 
 
 def is_held(lock: Path) -> bool | None:

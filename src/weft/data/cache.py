@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft import files
 from weft.data.sources import NORMALIZATION, SOURCES, Channels, source_of
 from weft.errors import WeftError
 from weft.lazy import lazy, np
@@ -63,11 +64,10 @@ class Dataset:
         """Selected images in color, (count, 32, 32, 3)."""
         return to_color(self.x[indices])
 
-    def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def normalization(self) -> tuple[Channels, Channels]:
         if self.name in NORMALIZATION:
             return NORMALIZATION[self.name]
-        mean, deviation = (tuple(map(float, self.extra[key])) for key in ("mean", "deviation"))
-        return mean, deviation
+        return tuple(map(float, self.extra["mean"])), tuple(map(float, self.extra["deviation"]))
 
 
 def to_color(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -85,13 +85,10 @@ def measure(images: NDArray[np.uint8]) -> tuple[Channels, Channels]:
     for start in range(0, len(images), 1000):  # as floats a whole dataset would take gigabytes
         pixels = to_color(images[start : start + 1000]).reshape(-1, 3).astype(np.float64)
         total, square, count = total + pixels.sum(0), square + (pixels**2).sum(0), count + len(pixels)
-    mean, deviation = mean_and_deviation(total, square, count)
-    return (mean[0], mean[1], mean[2]), (deviation[0], deviation[1], deviation[2])
+    return mean_and_deviation(total, square, count)
 
 
-def mean_and_deviation(
-    total: NDArray[Any], square: NDArray[Any], count: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_deviation(total: NDArray[Any], square: NDArray[Any], count: int) -> tuple[Channels, Channels]:
     """Mean and deviation per channel from sums over `count` pixels; the deviation is a divisor, so never 0."""
     mean = total / count
     deviation = np.sqrt(np.maximum(square / count - mean**2, 1e-6))
@@ -122,11 +119,9 @@ def available(data_dir: Path | None = None) -> list[str]:
 
 def load(name: str, data_dir: Path | None = None) -> Dataset:
     path = path_of(name, data_dir)
-    try:
-        changed = path.stat().st_mtime_ns
-    except OSError:
-        raise _missing(name, path) from None
-    return _load(name, path.absolute(), changed)
+    if not path.is_file():
+        raise _missing(name, path)
+    return _load(name, path.absolute(), path.stat().st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=2 * len(SOURCES))
@@ -191,13 +186,11 @@ def _check(dataset: Dataset) -> None:
         raise ValueError("y and split do not have one value per image")
     if y.min() < 0:
         raise ValueError("y has classes below 0")
-    names = dataset.extra.get("names")
-    if names is not None and len(names) < dataset.classes:
-        raise ValueError(f"{len(names)} names for {dataset.classes} classes")
+    for key in ("names", "coarse_of_fine"):
+        if key in dataset.extra and len(dataset.extra[key]) < dataset.classes:
+            raise ValueError(f"{key} has {len(dataset.extra[key])} values for {dataset.classes} classes")
     if "track" in dataset.extra and dataset.extra["track"].shape != y.shape:
         raise ValueError("track does not have one value per image")
-    if "coarse_of_fine" in dataset.extra and len(dataset.extra["coarse_of_fine"]) < dataset.classes:
-        raise ValueError("coarse_of_fine does not have one value per class")
 
 
 def read_arrays(path: Path, keys: Iterable[str], optional: Iterable[str] = ()) -> dict[str, NDArray[Any]]:
@@ -242,16 +235,10 @@ def write(data_dir: Path | None, name: str, arrays: Mapping[str, NDArray[Any]], 
 
 @contextlib.contextmanager
 def atomic_file(path: Path, private: bool = False) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` at the end of the block, unless writing fails."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
+    """Create the folder of a file, then yield a temporary file that replaces it at the end of the block."""
+    with files.atomic_file(path, "choose another folder with --data-dir") as partial:
         path.parent.mkdir(0o700 if private else 0o777, parents=True, exist_ok=True)
         if private:
             path.parent.chmod(0o700)
         partial.touch(0o600 if private else 0o666)
         yield partial
-        partial.replace(path)
-    except OSError as error:
-        raise WeftError(f"{path} cannot be written ({error.strerror}); choose another folder with --data-dir") from None
-    finally:
-        partial.unlink(missing_ok=True)

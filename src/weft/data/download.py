@@ -66,11 +66,9 @@ def _pack(source: Source, files: Mapping[str, Path], data_dir: Path | None) -> P
     try:
         return formats.pack(source.name, files)
     except FormatError as error:
-        where = min(str(path.parent) for path in files.values())
-        raise WeftError(
-            f"the files of {source.name} in {where} cannot be read: {error}; "
-            f"delete them and run {_command(source, data_dir)}"
-        ) from None
+        where = f"the files of {source.name} in {min(str(path.parent) for path in files.values())}"
+        remedy = f"delete them and run {_command(source, data_dir)}"
+        raise WeftError(f"{where} cannot be read: {error}; {remedy}") from None
 
 
 def _user_files(source: Source, folder: Path) -> dict[str, Path]:
@@ -86,12 +84,9 @@ def _user_files(source: Source, folder: Path) -> dict[str, Path]:
 
 
 def _download(source: Source, data_dir: Path | None, progress: Progress) -> dict[str, Path]:
-    recorded = read_checksums(data_dir)
-    found = {}
-    for file in source.files:
-        known = f"md5:{file.md5}" if file.md5 else recorded.get(_key(source, file))
-        found[file.name] = _fetch(source, file, known, data_dir, progress(file.name))
-    return found
+    recorded = read_checksums(data_dir) | {_key(source, file): f"md5:{file.md5}" for file in source.files if file.md5}
+    known = {file: recorded.get(_key(source, file)) for file in source.files}
+    return {file.name: _fetch(source, file, known[file], data_dir, progress(file.name)) for file in source.files}
 
 
 def _fetch(source: Source, file: File, checksum: str | None, data_dir: Path | None, progress: Any) -> Path:
@@ -108,16 +103,12 @@ def _fetch(source: Source, file: File, checksum: str | None, data_dir: Path | No
         except (ValueError, OSError) as error:  # a wrong checksum; errors of requests are OSErrors
             reason = _reason(error)
             if reason is None:
-                raise WeftError(
-                    f"{folder / file.name} cannot be written ({error}); choose another --data-dir"
-                ) from None
+                cause = f"{folder / file.name} cannot be written ({error})"
+                raise WeftError(f"{cause}; choose another --data-dir") from None
             failures[urllib.parse.urlsplit(url).netloc] = reason
-    is_recorded = file.md5 is None and checksum is not None
-    raise WeftError(
-        f"{file.name} of {source.name} was not downloaded "
-        f"({', '.join(f'{host}: {reason}' for host, reason in failures.items())}); "
-        + _remedy(source, file, list(failures.values()), is_recorded, data_dir)
-    )
+    causes = ", ".join(f"{host}: {reason}" for host, reason in failures.items())
+    remedy = _remedy(source, file, list(failures.values()), file.md5 is None and checksum is not None, data_dir)
+    raise WeftError(f"{file.name} of {source.name} was not downloaded ({causes}); {remedy}")
 
 
 def _reason(error: Exception) -> str | None:

@@ -29,16 +29,8 @@ MAX_BYTES = 1 << 30  # of one unpacked file, against decompression bombs: the la
 MAX_MEMBERS = 200_000  # of an archive
 MAX_PEOPLE = 100  # of FaceScrub: those with the most images
 LETTERS = "ABCDEFGHIJ"
-READ_ERRORS = (
-    OSError,
-    EOFError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    NotImplementedError,
-    RuntimeError,
-    UnicodeError,
-    zlib.error,
-)
+ARCHIVE_ERRORS = (tarfile.TarError, zipfile.BadZipFile, zlib.error)
+READ_ERRORS = (*ARCHIVE_ERRORS, OSError, EOFError, NotImplementedError, RuntimeError, UnicodeError)
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int16]
@@ -116,10 +108,8 @@ def _pack_cifar100(files: Files) -> Packed:
         raise FormatError("a class has two superclasses")
     coarse = np.zeros(pairs[:, 1].max() + 1, dtype=np.int16)
     coarse[pairs[:, 1]] = pairs[:, 0]
-    arrays["names"] = _read_lines(path, f"{folder}/fine_label_names.txt")
-    arrays["coarse_of_fine"] = coarse
-    arrays["coarse_names"] = _read_lines(path, f"{folder}/coarse_label_names.txt")
-    return Packed(arrays)
+    fine_names, coarse_names = (_read_lines(path, f"{folder}/{kind}_label_names.txt") for kind in ("fine", "coarse"))
+    return Packed({**arrays, "names": fine_names, "coarse_of_fine": coarse, "coarse_names": coarse_names})
 
 
 def check_scipy() -> None:
@@ -156,14 +146,10 @@ def _read_lines(path: Path, member: str) -> NDArray[np.str_]:
 
 
 def _read_member(archive: tarfile.TarFile, name: str) -> NDArray[np.uint8]:
-    try:
-        info = archive.getmember(name)
-    except KeyError:
-        raise FormatError(f"the archive has no {name}") from None
-    file = archive.extractfile(info)
-    if file is None:
-        raise FormatError(f"{name} in the archive is not a file")
-    return _read_exactly(file, info.size)
+    found = name in archive.getnames() and archive.extractfile(name)
+    if not found:
+        raise FormatError(f"the archive has no file {name}")
+    return _read_exactly(found, archive.getmember(name).size)
 
 
 def _read_exactly(file: IO[bytes] | gzip.GzipFile, count: int) -> NDArray[np.uint8]:
@@ -264,7 +250,7 @@ def pack_people(folder: Path, most: int = MAX_PEOPLE) -> Packed:
     if not people:
         raise WeftError(f"no image in {folder} can be read; --from needs PNG, JPEG or similar files")
     labels = np.repeat(np.arange(len(people), dtype=np.int16), [len(read[person]) for person in people])
-    arrays = _without_test_split(np.concatenate([np.stack(read[person]) for person in people]), labels, people)
+    arrays = _without_test_split(np.stack([image for person in people for image in read[person]]), labels, people)
     arrays["mean"], arrays["deviation"] = map(np.array, cache.measure(arrays["x"][arrays["split"] == 0]))
     notes = [f"{len(people)} people"]
     notes += [f"{broken} broken images skipped"] if broken else []

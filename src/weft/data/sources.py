@@ -43,10 +43,7 @@ FASHION = (
     "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
 )
 SVHN = ("http://ufldl.stanford.edu/housenumbers/",)
-NOTMNIST = (
-    "http://yaroslavvb.com/upload/notMNIST/",
-    "https://commondatastorage.googleapis.com/books1000/",
-)
+NOTMNIST = ("http://yaroslavvb.com/upload/notMNIST/", "https://commondatastorage.googleapis.com/books1000/")
 SIGNS = (
     "https://sid.erda.dk/public/archives/daaeac0d7ce1152aea9b61d9f1e19370/",
     "http://benchmark.ini.rub.de/Dataset/",
@@ -90,7 +87,7 @@ SOURCES = {
     )
 }
 
-Channels = tuple[float, float, float]
+Channels = tuple[float, ...]
 # Mean and deviation of each dataset per channel, in 0..255. CIFAR: the constants of the released code (and of HAT
 # before it) for both datasets. Others: measured on the train split of the images used for our results, grayscale
 # images after padding to 32x32; a test marked `data` checks them. FaceScrub is measured when it is packed.

@@ -11,12 +11,7 @@ from weft.scenarios import Split
 
 class Batches:
     def __init__(
-        self,
-        split: Split,
-        mean: tuple[float, ...],
-        deviation: tuple[float, ...],
-        device: str = "cpu",
-        first_label: int = 0,
+        self, split: Split, mean: Sequence[float], deviation: Sequence[float], device: str = "cpu", first_label: int = 0
     ):
         """`first_label` is the index of the task's first class among those of several heads."""
         self.images = torch.from_numpy(split.images).to(device)  # uint8 (count, height, width, channels)

@@ -25,9 +25,7 @@ from weft.errors import WeftError
 from weft.networks.flat import Network
 
 Squares = tuple[torch.Tensor, torch.Tensor]  # by weight and by bias, each summed over the examples
-Rule = Callable[
-    [torch.Tensor, torch.Tensor, int], Squares
-]  # from a layer's input, the gradient by its output, and memory
+Rule = Callable[[torch.Tensor, torch.Tensor, int], Squares]  # of a layer's input, the gradient by its output, memory
 
 
 class Call(NamedTuple):
@@ -57,9 +55,8 @@ def fisher(
     total, count = torch.zeros(network.layout.size, device=network.vector.device, dtype=network.vector.dtype), 0
     for name, module in network.body.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            raise WeftError(
-                f"{name} normalizes by batch, so there is no gradient per image; set track_running_stats=True"
-            )
+            cause = f"{name} normalizes by batch, so there is no gradient per image"
+            raise WeftError(f"{cause}; set track_running_stats=True")
     modes = [(module, module.training) for module in network.body.modules()]  # parts of a body may be frozen
     network.body.eval()
     try:
@@ -156,9 +153,8 @@ def _forward(network: Network, images: torch.Tensor, labels: torch.Tensor) -> Pa
             hook.remove()
     nodes, uses = _graph(loss)
     calls: dict[object, Call] = {}
-    for module, several in recorded.items():
-        call = several[0]
-        if len(several) == 1 and call is not None and call.edge.node in nodes:
+    for module, (call, *others) in recorded.items():
+        if not others and call is not None and call.edge.node in nodes:
             calls[module] = call
     if (head := _head(network, uses)) is not None:
         calls["head"] = head
@@ -191,7 +187,7 @@ def _head(network: Network, uses: dict[int, list[Any]]) -> Call | None:
     if len(by_weight) != 1 or len(by_bias) != 1:
         return None
     transposed, product = by_weight[0], by_bias[0]
-    if type(transposed).__name__ != "TBackward0" or type(product).__name__ != "AddmmBackward0":
+    if (type(transposed).__name__, type(product).__name__) != ("TBackward0", "AddmmBackward0"):
         return None
     if product.next_functions[2][0] is not transposed:
         return None
@@ -272,7 +268,5 @@ RULES: dict[type[nn.Module], Callable[[Any, torch.Tensor, torch.Tensor, int], Sq
     nn.Conv2d: _convolution,
     nn.LayerNorm: _layer_norm,
     nn.GroupNorm: _group_norm,
-    nn.BatchNorm1d: _batch_norm,
-    nn.BatchNorm2d: _batch_norm,
-    nn.BatchNorm3d: _batch_norm,
+    **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), _batch_norm),
 }

@@ -82,8 +82,7 @@ class Layout:
     @property
     def shared_statistics(self) -> slice:
         """Position of statistics among the biases that tasks share; empty if each task has its own."""
-        begin, end = (min(index, self.body) - self.weights for index in self.statistics)
-        return slice(begin, end)
+        return slice(*(min(index, self.body) - self.weights for index in self.statistics))
 
     def by_layer(self, vector: torch.Tensor) -> Iterator[tuple[Layer, torch.Tensor]]:
         """Each layer with its slice of a vector of `weights` values, as a (rows, width) view."""
@@ -189,8 +188,8 @@ class Network:
             except ValueError as error:
                 if len(images) > 1 or not self._statistics:
                     raise
-                message = f"a batch of 1 image is too small for batch norm; change batch_size ({error})"
-                raise WeftError(message) from error
+                cause = "a batch of 1 image is too small for batch norm"
+                raise WeftError(f"{cause}; change batch_size ({error})") from error
             gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
         for view, gradient in zip(self._gradient_views, gradients, strict=True):
             if gradient is None:  # a parameter that the module has but does not use
@@ -322,11 +321,8 @@ def probe(body: nn.Module, image: tuple[int, ...] = IMAGE) -> tuple[list[tuple[n
         tracks = isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
         if tracks and module.momentum is None:  # a mean over all batches, which num_batches_tracked counts
             raise WeftError(f"batch norm {name!r} has momentum=None, which is not supported; choose one such as 0.1")
-    owners = {
-        f"{prefix}.{name}".lstrip("."): (module, name)
-        for prefix, module in body.named_modules()
-        for name in module._buffers
-    }
+    pairs = [(prefix, module, name) for prefix, module in body.named_modules() for name in module._buffers]
+    owners = {f"{prefix}.{name}".lstrip("."): (module, name) for prefix, module, name in pairs}
     buffers = dict(body.named_buffers())  # a tensor that modules share appears once
     before = {name: buffer.clone() for name, buffer in buffers.items()}
     with torch.random.fork_rng(devices=[]):

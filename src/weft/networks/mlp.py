@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+INPUTS = 3 * 32 * 32  # every scenario resizes its images to this
+
 
 class Mlp(nn.Module):
     def __init__(self, inputs: int, hidden: int, features: int):
@@ -16,9 +18,6 @@ class Mlp(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = functional.relu(self.fc1(images.flatten(1)))
         return functional.relu(self.fc2(x))
-
-
-INPUTS = 3 * 32 * 32  # every scenario resizes its images to this
 
 
 def body(hidden: int, features: int) -> tuple[nn.Module, int]:

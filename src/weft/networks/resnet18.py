@@ -28,9 +28,8 @@ class Block(nn.Module):
         self.norm2 = make_norm(norm, outputs)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), make_norm(norm, outputs)
-            )
+            convolution = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(convolution, make_norm(norm, outputs))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         out = functional.relu(self.norm1(self.conv1(x)))  # (batch, outputs, height / stride, width / stride)
@@ -42,8 +41,7 @@ class ResNet18(nn.Module):
         """`stem` small: 3x3 of stride 1, usual for 32x32 images. Classical: 7x7 of stride 2, then pooling."""
         super().__init__()
         self.small = stem == "small"
-        side = 3 if self.small else 7
-        stride = 1 if self.small else 2
+        side, stride = (3, 1) if self.small else (7, 2)
         # no bias in convolutions: the norm after each has one
         self.conv = nn.Conv2d(3, CHANNELS[0], side, stride=stride, padding=side // 2, bias=False)
         self.norm = make_norm(norm, CHANNELS[0])

@@ -21,6 +21,8 @@ from weft.registry import StrictModel, options_from
 if TYPE_CHECKING:
     import numpy as np
 
+    from weft.plan import Plan
+
 SplitName = Literal["train", "valid", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "test", "valid")  # in order of priority: ties go to the first
 
@@ -157,8 +159,7 @@ def builder_of(name: str) -> Builder:
 
 def default_size(name: str, options: Mapping[str, object]) -> dict[str, int]:
     """Clients and tasks for a plan that does not set them, if the scenario knows them."""
-    size = getattr(builder_of(name), "default_size", None) if isinstance(name, str) else None
-    found: dict[str, int] = size(options) if size is not None else {}
+    found: dict[str, int] = getattr(builder_of(name), "default_size", lambda _: {})(options)
     return found
 
 
@@ -167,20 +168,5 @@ def build(name: str, options: Mapping[str, object], clients: int, tasks: int, se
     return builder.build(builder.Options.model_validate(options), clients, tasks, seed)
 
 
-class ScenarioPlan(Protocol):
-    """The keys of a plan that decide its scenario."""
-
-    @property
-    def scenario(self) -> str: ...
-    @property
-    def scenario_options(self) -> dict[str, object]: ...
-    @property
-    def clients(self) -> int: ...
-    @property
-    def tasks(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-
-
-def of(plan: ScenarioPlan) -> Scenario:
+def of(plan: Plan) -> Scenario:
     return build(plan.scenario, plan.scenario_options, plan.clients, plan.tasks, plan.seed)

@@ -66,10 +66,8 @@ def from_arrays(
     values = np.asarray(labels)
     together = list(groups) if groups is not None else [""] * len(values)
     if not len(images) == len(values) == len(together) == len(values if splits is None else splits) or not len(values):
-        raise WeftError(
-            f"{where}: there are {len(images)} images and {len(values)} labels; images, labels, groups and splits "
-            "must have the same length, at least 1"
-        )
+        counts = f"there are {len(images)} images and {len(values)} labels"
+        raise WeftError(f"{where}: {counts}; images, labels, groups and splits must have one length, at least 1")
     x = np.stack([_image(where, index, image, bits) for index, image in enumerate(images)])
     targets, names, cells = _targets(where, values, classes)
     if splits is not None:

@@ -65,25 +65,16 @@ def _shares(dataset: Dataset, superclass: int, clients: int) -> list[Task]:
     indices = {split: _divide([each[split] for each in by_class], clients) for split in SPLITS}
     if any(len(mine) == 0 for split in ("train", "test") for share in indices[split] for mine in share):
         raise WeftError(f"{name} has too few images for {clients} clients; choose fewer clients")
-    return [
-        task_of(dataset, name, classes, {split: indices[split][client] for split in SPLITS})
-        for client in range(clients)
-    ]
+    shares = [{split: indices[split][client] for split in SPLITS} for client in range(clients)]
+    return [task_of(dataset, name, classes, share) for share in shares]
 
 
 def _divide(by_class: list[Indices], clients: int) -> list[list[Indices]]:
     """Indices for each client and class. Classes take turns, so a share of 21 has 4 or 5 images of each of five
     classes; images that remain after equal shares are not used."""
     turns = sorted((turn, label) for label, mine in enumerate(by_class) for turn in range(len(mine)))
-    size = len(turns) // clients
-    shares = [turns[client * size : (client + 1) * size] for client in range(clients)]
-    return [
-        [
-            mine[np.array([turn for turn, one in share if one == label], dtype=np.int64)]
-            for label, mine in enumerate(by_class)
-        ]
-        for share in shares
-    ]
+    shares = np.array(turns).reshape(-1, 2)[: len(turns) // clients * clients].reshape(clients, -1, 2)
+    return [[mine[share[share[:, 1] == label, 0]] for label, mine in enumerate(by_class)] for share in shares]
 
 
 class NonIID50:
@@ -151,10 +142,8 @@ class Interference:
         assert isinstance(options, Interference.Options)
         expected = 1 if options.sender == "nobody" else 2
         if (clients, tasks) != (expected, 2):
-            raise WeftError(
-                f"interference with scenario.sender={options.sender} has {expected} clients and 2 tasks; "
-                f"set clients={expected} tasks=2"
-            )
+            size = f"has {expected} clients and 2 tasks; set clients={expected} tasks=2"
+            raise WeftError(f"interference with scenario.sender={options.sender} {size}")
         receiver = (_waiting(), *_whole_tasks(RECEIVER, options.images, 1, seed))
         if options.sender == "nobody":
             return Scenario("interference", (receiver,), datasets=(RECEIVER,))
@@ -191,6 +180,5 @@ def _blank(split: SplitName) -> Split:
 
 def _check_size(name: str, clients: int, tasks: int, max_clients: int, max_tasks: int) -> None:
     if clients > max_clients or tasks > max_tasks:
-        raise WeftError(
-            f"{name} has 1 to {max_clients} clients and 1 to {max_tasks} tasks per client, not {clients} and {tasks}"
-        )
+        limits = f"1 to {max_clients} clients and 1 to {max_tasks} tasks per client"
+        raise WeftError(f"{name} has {limits}, not {clients} and {tasks}")

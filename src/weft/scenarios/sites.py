@@ -57,10 +57,8 @@ class FolderReport:
         if self.task is None:
             return {}
         labels = {split: self.task.load(split).labels.tolist() for split in SPLITS}
-        return {
-            name: {split: labels[split].count(label) for split in SPLITS}
-            for label, name in enumerate(self.task.classes)
-        }
+        names = enumerate(self.task.classes)
+        return {name: {split: labels[split].count(label) for split in SPLITS} for label, name in names}
 
 
 PlanType = TypeVar("PlanType", bound=BaseModel)
@@ -102,12 +100,8 @@ def look(folder: Path, bits: int = DEFAULT_BITS) -> FolderReport:
     errors = tuple(f"{file} cannot be read as an image" for file in found.broken.tolist())
     empty = [f"{name} has no images, so it is not a class" for name in images.empty_classes(folder)]
     report = FolderReport(found, task, errors, other_files=others)
-    absent = [
-        f"class {name} has no {split} images; add images or groups"
-        for name, counts in report.counts().items()
-        for split in SPLITS
-        if not counts[split]
-    ]
+    cells = [(name, split, count) for name, counts in report.counts().items() for split, count in counts.items()]
+    absent = [f"class {name} has no {split} images; add images or groups" for name, split, count in cells if not count]
     notes = (*task.warnings, *folders.depth_notes(found, bits, "--bits"), *empty, *absent)
     return dataclasses.replace(report, notes=notes)
 
@@ -129,9 +123,8 @@ def _load_task(site: Path, index: int) -> Task:
     try:
         found = images.UserImages(**cache.read_arrays(path, images.KEYS))
     except ValueError:
-        raise WeftError(
-            f"the images of task {entry['name']} in {path} are missing or damaged; restore the file"
-        ) from None
+        images_of = f"the images of task {entry['name']} in {path}"
+        raise WeftError(f"{images_of} are missing or damaged; restore the file") from None
     return dataclasses.replace(_as_task(found, entry["bits"]), name=entry["name"], group="own")
 
 

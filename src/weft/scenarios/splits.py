@@ -78,11 +78,9 @@ def check_given(where: str, splits: Sequence[str], groups: Sequence[str]) -> Non
         raise WeftError(f"{where}: only some images have a split; assign train, valid or test to all or to none")
     of_group: dict[str, set[str]] = defaultdict(set)
     for group, split in zip(groups, splits, strict=True):
-        if group:
-            of_group[group].add(split)
-    for group, several in of_group.items():
-        if len(several) > 1:
-            both = " and ".join(sorted(several))
+        of_group[group].add(split)
+        if group and len(of_group[group]) > 1:
+            both = " and ".join(sorted(of_group[group]))
             raise WeftError(f"{where}: the group {group!r} is in {both}; put all its images into one split")
 
 
@@ -102,17 +100,12 @@ def check_task(
             raise WeftError(f"{where}: the class {label!r} is in {split} and not in train; add train images of it")
     if len(train) < 2 and needs_classes:
         raise WeftError(f"{where} has only one class, {classes[0]!r}; a task needs at least two")
-    lines = [
-        f"{where}: the class {label!r} has no test images, so its accuracy is not measured"
-        for label in classes
-        if not counts["test", label]
-    ]
+    untested = [label for label in classes if not counts["test", label]]
+    lines = [f"{where}: the class {label!r} has no test images, so its accuracy is not measured" for label in untested]
     rarest, commonest = (choose(train, key=lambda label: train[label]) for choose in (min, max))
     if train[commonest] >= IMBALANCE * train[rarest]:
-        lines.append(
-            f"{where}: {train[commonest]} train images of {commonest!r} and {train[rarest]} of {rarest!r}; "
-            "accuracy hides rare classes, metrics=balanced,recall shows them"
-        )
+        sizes = f"{train[commonest]} train images of {commonest!r} and {train[rarest]} of {rarest!r}"
+        lines.append(f"{where}: {sizes}; accuracy hides rare classes, metrics=balanced,recall shows them")
     return tuple(lines)
 
 

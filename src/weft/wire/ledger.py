@@ -43,7 +43,7 @@ class Entry(NamedTuple):
         """
         try:
             client, task, round_, size, nonzeros, dense_bytes = map(int, (*row[1:4], *row[5:]))
-            direction = DIRECTIONS[DIRECTIONS.index(row[0])]  # type: ignore[arg-type]
+            direction = DIRECTIONS[DIRECTIONS.index(row[0])]
             return Entry(direction, client, task, round_, row[4], size, nonzeros, dense_bytes)
         except (ValueError, IndexError) as reason:
             text = ",".join(row)

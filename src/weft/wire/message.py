@@ -23,11 +23,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NoReturn, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, FailFast, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from weft.errors import WeftError, show
 from weft.lazy import np, torch
-from weft.registry import StrictModel
 from weft.wire import codec
 from weft.wire.codec import Chunk, Precision, Take
 from weft.wire.tensors import LARGEST, Payload, Rows, Sparse, kept_size, same
@@ -125,19 +124,23 @@ _Many: TypeAlias = Annotated[list[Item], Field(max_length=MOST_ITEMS), FailFast(
 _Segment: TypeAlias = Annotated[list[Annotated[int, Field(ge=1, le=LARGEST)]], Field(min_length=2, max_length=2)]
 
 
-class _Dense(StrictModel):
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class _Dense(_Strict):
     encoding: Literal["dense", "sparse-mask"]
     name: _Name
     size: _Count
 
 
-class _Rows(StrictModel):
+class _Rows(_Strict):
     encoding: Literal["rows"]
     name: _Name
     segments: Annotated[_Many[_Segment], AfterValidator(_check_segments)]
 
 
-class _Gaps(StrictModel):
+class _Gaps(_Strict):
     encoding: Literal["sparse-gaps"]
     name: _Name
     size: _Count
@@ -147,7 +150,7 @@ class _Gaps(StrictModel):
 _Description: TypeAlias = _Dense | _Rows | _Gaps
 
 
-class Header(StrictModel):
+class Header(_Strict):
     """Everything of a message except the bytes of its tensors."""
 
     sender: str
