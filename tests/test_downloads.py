@@ -27,15 +27,12 @@ def upstream(tmp_path, monkeypatch):
     with serving(folder) as (address, requests):
 
         def point(*bases: str, checksums: bool = True) -> None:
-            files = tuple(
-                File(
-                    file.name,
-                    tuple((address + base if "//" not in base else base) + file.name for base in bases),
-                    hashlib.md5((folder / file.name).read_bytes()).hexdigest() if checksums else None,
-                )
-                for file in SOURCES["mnist"].files
-            )
-            monkeypatch.setitem(sources.SOURCES, "mnist", dataclasses.replace(SOURCES["mnist"], files=files))
+            mirrors = [base if "//" in base else address + base for base in bases]
+            files = []
+            for name in (file.name for file in SOURCES["mnist"].files):
+                md5 = hashlib.md5((folder / name).read_bytes()).hexdigest() if checksums else None
+                files.append(File(name, tuple(mirror + name for mirror in mirrors), md5))
+            monkeypatch.setitem(sources.SOURCES, "mnist", dataclasses.replace(SOURCES["mnist"], files=tuple(files)))
 
         yield point, requests, folder
 
