@@ -29,10 +29,9 @@ from report_helpers import (
 import weft
 from weft import metrics
 from weft.core import storage
-from weft.report.charts.model import position
-from weft.report.charts.sharing import DIRECTIONS, TENSORS
 from weft.report.facts import comparisons, group, label
 from weft.report.reading import read_runs
+from weft.report.sharing import DIRECTIONS, TENSORS
 from weft.runs.folder import accuracy_matrices, read_measures
 
 pytest_plugins = ["cli_helpers"]
@@ -285,7 +284,7 @@ def test_rounds_of_clients_with_task_clocks(how, tmp_path):
     (one,) = group(read_runs([folder]))
     rounds = one.runs[0].rounds
     assert max(item.round for item in rounds) >= 4
-    xs = [position((item.task, item.round), one) for item in rounds if item.client == 0]
+    xs = [one.position((item.task, item.round)) for item in rounds if item.client == 0]
     assert len(set(xs)) == len(xs)
-    assert all(item.task < position((item.task, item.round), one) < item.task + 1 for item in rounds)
+    assert all(item.task < one.position((item.task, item.round)) < item.task + 1 for item in rounds)
     page_of(folder)

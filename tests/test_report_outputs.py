@@ -13,8 +13,8 @@ from cli_helpers import TINY, assert_one_line, contents, summary_of
 from report_helpers import attention_sums
 from skips import LOUD
 
-from weft.report.charts.learning import accuracy
 from weft.report.facts import group
+from weft.report.learning import accuracy
 from weft.report.reading import read_runs
 from weft.runs.folder import read_rows
 

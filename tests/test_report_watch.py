@@ -129,7 +129,7 @@ def test_a_damaged_folder_is_named_and_watched_on(finished, tmp_path):
     watcher = Watcher(folder)
     assert "damaged" in status_of(watcher.content())
     table.write_text(whole)
-    watcher._signature, watcher._cost = None, 0.0
+    watcher._signature, watcher._cost = [], 0.0
     assert "The run is finished" in status_of(watcher.content())
 
 

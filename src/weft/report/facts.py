@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from weft import metrics
 from weft.metrics import Matrix, Spread, spread
 from weft.registry import short
-from weft.report.reading import Run
+from weft.report.reading import Attention, Run
 from weft.report.text import share_of_dense
-from weft.wire.ledger import DIRECTIONS
+from weft.wire.ledger import DIRECTIONS, Sums, by
 
 IGNORED = ("seed", "name", "device")  # plan keys that do not make two plans different
 # plan keys, beside the options of scenario and network, that must agree before results can be compared
@@ -29,6 +29,8 @@ COMPARABLE = (
 Measure = Callable[[Matrix], float | None]
 Curve = list[Spread | None]
 RoundKey = tuple[int, int]  # task, round
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,22 @@ class Group:
     def rounds_of(self, task: int) -> int:
         return max(run.rounds_of(task) for run in self.runs)
 
+    def position(self, key: RoundKey, part: float = 0.5) -> float:
+        """A round on an axis of tasks; messages after the last round are at the end of their task."""
+        task, number = key
+        return min(task + (number + part) / self.rounds_of(task), task + 1.0)
+
     @property
     def clients(self) -> list[int]:
         return sorted({client for run in self.runs for client in run.matrices} or range(self.runs[0].clients))
+
+    def title(self, client: int | None) -> str:
+        return f"{self.label}, {'mean of clients' if client is None else f'client {client}'}"
+
+    @property
+    def mean_and_clients(self) -> list[int | None]:
+        """What can be selected: None, the mean over clients, then each client."""
+        return [None, *self.clients]
 
     @property
     def is_finished(self) -> bool:
@@ -79,18 +94,34 @@ class Group:
 
 def group(runs: Iterable[Run]) -> list[Group]:
     """Group the seeds of each plan, in the order given; labels tell the groups apart."""
-    seeds: dict[str, dict[int, Run]] = {}
-    notes: dict[str, list[str]] = {}
-    for run in runs:
-        key = repr(sorted((name, value) for name, value in run.plan.items() if name not in IGNORED))
-        of_plan = seeds.setdefault(key, {})
-        if run.seed in of_plan:
-            notes.setdefault(key, []).append(f"{run.folder} has the plan and seed of another run; left out")
-        else:
-            of_plan[run.seed] = run
-    grouped = {key: tuple(of_plan[seed] for seed in sorted(of_plan)) for key, of_plan in seeds.items()}
-    labels = label([runs[0].plan for runs in grouped.values()])
-    return [Group(name, grouped[key], tuple(notes.get(key, ()))) for name, key in zip(labels, grouped, strict=True)]
+    plans = collect(
+        (repr(sorted((name, value) for name, value in run.plan.items() if name not in IGNORED)), run) for run in runs
+    )
+    labels = label([same[0].plan for same in plans.values()])
+    groups = []
+    for name, same in zip(labels, plans.values(), strict=True):
+        by_seed = {run.seed: run for run in reversed(same)}  # the first of each seed
+        twice = [run for run in same if run is not by_seed[run.seed]]
+        notes = tuple(f"{run.folder} has the plan and seed of another run; left out" for run in twice)
+        groups.append(Group(name, tuple(by_seed[seed] for seed in sorted(by_seed)), notes))
+    return groups
+
+
+def collect(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """
+    >>> collect([("a", 1), ("b", 2), ("a", 3)])
+    {'a': [1, 3], 'b': [2]}
+    """
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
+def spreads(pairs: Iterable[tuple[Key, float | None]]) -> dict[Key, Spread]:
+    """Mean and deviation of the values of each key, without keys that have none."""
+    found = {key: spread(values) for key, values in collect(pairs).items()}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def label(plans: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -142,42 +173,40 @@ def final(one: Group, measure: Measure) -> Spread | None:
 
 def matrix(one: Group, client: int | None = None) -> list[list[float | None]]:
     """Row t, column i: accuracy of task i after task t, the mean over seeds and, without `client`, over clients."""
-    size = one.tasks_learned
-    values: list[list[list[float]]] = [[[] for _ in range(size)] for _ in range(size)]
-    for run in one.runs:
-        for who, rows in run.matrices.items():
-            for after, row in enumerate(rows if client in (None, who) else ()):
-                for task, value in enumerate(row):
-                    values[after][task] += [] if math.isnan(value) else [value]
-    return [[fmean(cell) if cell else None for cell in row] for row in values]
+    cells = collect(
+        ((after, task), value)
+        for run in one.runs
+        for who, rows in run.matrices.items()
+        for after, row in enumerate(rows if client in (None, who) else ())
+        for task, value in enumerate(row)
+        if not math.isnan(value)
+    )
+    tasks = range(one.tasks_learned)
+    return [[fmean(cells[after, task]) if (after, task) in cells else None for task in tasks] for after in tasks]
 
 
 def other_metrics(one: Group) -> dict[tuple[str, str], Spread]:
     """Metrics other than accuracy, by metric and class ("": all classes), of every task when it was last tested: the
     mean over a client's tasks, then over clients, then over seeds."""
-    keys = dict.fromkeys((item.metric, item.label) for run in one.runs for item in run.measures)
-    found = {key: spread(_metric(run, *key) for run in one.runs) for key in sorted(keys)}
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _metric(run: Run, metric: str, label: str) -> float | None:
-    by_client: dict[int, list[float]] = {}
-    for item in metrics.at_the_end(run.measures):
-        if (item.metric, item.label) == (metric, label) and item.value is not None:
-            by_client.setdefault(item.client, []).append(item.value)
-    return fmean(map(fmean, by_client.values())) if by_client else None
+    found = []
+    for run in one.runs:
+        ending = [item for item in metrics.at_the_end(run.measures) if item.value is not None]
+        by_client = collect(((item.metric, item.label, item.client), item.value or 0.0) for item in ending)
+        means = collect(((metric, label), fmean(values)) for (metric, label, _), values in by_client.items())
+        found += [(key, fmean(values)) for key, values in means.items()]
+    return spreads(sorted(found))
 
 
 def over_rounds(one: Group, client: int | None = None) -> dict[RoundKey, Spread]:
     """Validation accuracy of the task being learned, by task and round."""
-    values: dict[RoundKey, dict[int, list[float]]] = {}
+    found = []
     for run in one.runs:
-        for item in run.rounds:
-            if client in (None, item.client) and item.valid_accuracy is not None:
-                by_seed = values.setdefault((item.task, item.round), {})
-                by_seed.setdefault(run.seed, []).append(item.valid_accuracy)
-    found = {key: spread(map(fmean, by_seed.values())) for key, by_seed in sorted(values.items())}
-    return {key: value for key, value in found.items() if value is not None}
+        rounds = [item for item in run.rounds if client in (None, item.client)]
+        values = collect(
+            ((item.task, item.round), item.valid_accuracy) for item in rounds if item.valid_accuracy is not None
+        )
+        found += [(key, fmean(each)) for key, each in values.items()]
+    return spreads(sorted(found))
 
 
 # ---- communication ---------------------------------------------------------------------------------------------------
@@ -185,62 +214,39 @@ def over_rounds(one: Group, client: int | None = None) -> dict[RoundKey, Spread]
 
 def sent_by_round(one: Group, direction: str, client: int | None = None) -> dict[str, dict[RoundKey, float]]:
     """Bytes by tensor, then by task and round: the mean over the seeds that reached the round."""
-    sums: dict[str, dict[RoundKey, float]] = {}
-    reached: dict[RoundKey, set[int]] = {}
-    for run in one.runs:
-        for item in run.sent:
-            key = (item.task, item.round)
-            reached.setdefault(key, set()).add(run.seed)
-            if item.direction == direction and client in (None, item.client):
-                by_round = sums.setdefault(item.tensor.partition("/")[0], {})  # all foreign A's together
-                by_round[key] = by_round.get(key, 0.0) + item.bytes
-    return {
-        tensor: {key: value / len(reached[key]) for key, value in sorted(by_round.items())}
-        for tensor, by_round in sorted(sums.items())
-    }
+    seeds = collect(sorted({((item.task, item.round), run.seed) for run in one.runs for item in run.sent}))
+    found = collect(
+        ((item.tensor.partition("/")[0], (item.task, item.round)), item.bytes)  # all foreign A's together
+        for run in one.runs
+        for item in run.sent
+        if item.direction == direction and client in (None, item.client)
+    )
+    means: dict[str, dict[RoundKey, float]] = {}
+    for (tensor, key), sizes in sorted(found.items()):
+        means.setdefault(tensor, {})[key] = sum(sizes) / len(seeds[key])
+    return means
 
 
 def rounds_sent(one: Group) -> list[RoundKey]:
     return sorted({(item.task, item.round) for run in one.runs for item in run.sent})
 
 
-@dataclass(frozen=True)
-class Row:
+def row(one: Group) -> dict[str, Any]:
     """One group in the table of results; bytes and sizes are means over seeds."""
-
-    label: str
-    seeds: tuple[int, ...]
-    accuracy: Spread | None
-    forgetting: Spread | None
-    sent: dict[str, tuple[float, float | None]]  # by direction: bytes, nonzeros as a share of dense
-    model: float | None
-    model_paper: float | None
-    seconds: float | None
-    state: str
-
-
-def row(one: Group) -> Row:
-    def mean(key: str) -> float | None:
-        values = [run.summary[key] for run in one.runs if run.summary is not None]
-        return fmean(values) if values else None
-
-    sent: dict[str, tuple[float, float | None]] = {}
-    for direction in DIRECTIONS:
-        items = [item for run in one.runs for item in run.sent if item.direction == direction]
-        sums = {key: sum(getattr(item, key) for item in items) for key in ("bytes", "nonzeros", "dense_bytes")}
-        sent[direction] = (sums["bytes"] / len(one.runs), share_of_dense(sums))
-    finished, runs = sum(run.summary is not None for run in one.runs), len(one.runs)
-    return Row(
-        label=one.label,
-        seeds=tuple(one.seeds),
-        accuracy=final(one, metrics.average_accuracy),
-        forgetting=final(one, metrics.forgetting),
-        sent=sent,
-        model=mean("model_size_bytes"),
-        model_paper=mean("model_size_paper_bytes"),
-        seconds=mean("seconds"),
-        state="finished" if finished == runs else f"{finished} of {runs} finished" if finished else "not finished",
-    )
+    finished, runs = [run.summary for run in one.runs if run.summary is not None], len(one.runs)
+    keys = ("model_size_bytes", "model_size_paper_bytes", "seconds")
+    found: dict[str, Any] = {key: fmean(summary[key] for summary in finished) if finished else None for key in keys}
+    for direction in DIRECTIONS:  # bytes, and nonzeros as a share of dense
+        total = by(item for run in one.runs for item in run.sent if item.direction == direction).get((), Sums())
+        found[direction] = (total.bytes / runs, share_of_dense(total._asdict()))
+    state = f"{len(finished)} of {runs} finished" if finished else "not finished"
+    return found | {
+        "label": one.label,
+        "seeds": one.seeds,
+        "accuracy": final(one, metrics.average_accuracy),
+        "forgetting": final(one, metrics.forgetting),
+        "state": "finished" if one.is_finished else state,
+    }
 
 
 # ---- who helped whom -------------------------------------------------------------------------------------------------
@@ -250,6 +256,11 @@ def row(one: Group) -> Row:
 # what was added.
 
 Pair = tuple[int, int]  # sender, receiver
+CONTRIBUTION: dict[str, Callable[[Attention], float]] = {
+    "attention": lambda item: sum(map(abs, item.alphas)),
+    "equal": lambda item: len(item.alphas) / item.count,
+    "added": lambda item: sum(abs(alpha) * norm for alpha, norm in zip(item.alphas, item.norms, strict=True)),
+}
 CAVEATS = (
     "Attention is a weight, not a proof of help: it starts equal for all A's, and training may hardly change it.",
     "Which client can help which is random: a client receives a sample of all A's. Compare with equal weights.",
@@ -259,42 +270,22 @@ CAVEATS = (
 )
 
 
-def contributions(run: Run, measure: str = "attention") -> dict[Pair, float]:
-    """Sums over the receiver's tasks and the layers, by sender and receiver."""
-    found: dict[Pair, float] = {}
-    for item in run.attention:
-        if measure == "attention":
-            value = sum(map(abs, item.alphas))
-        elif measure == "equal":
-            value = len(item.alphas) / item.count
-        else:  # added
-            value = sum(abs(alpha) * norm for alpha, norm in zip(item.alphas, item.norms, strict=True))
-        pair = (item.sender, item.client)
-        found[pair] = found.get(pair, 0.0) + value
-    return found
-
-
-def mean_contributions(one: Group, measure: str = "attention") -> dict[Pair, float]:
-    """Contributions as the mean over seeds."""
+def contributions(one: Group, measure: str = "attention") -> dict[Pair, float]:
+    """Sums over the receiver's tasks and the layers, by sender and receiver, as the mean over seeds."""
     runs = [run for run in one.runs if run.attention]
-    found: dict[Pair, float] = {}
-    for run in runs:
-        for pair, value in contributions(run, measure).items():
-            found[pair] = found.get(pair, 0.0) + value / len(runs)
-    return dict(sorted(found.items()))
+    found = collect(((item.sender, item.client), CONTRIBUTION[measure](item)) for run in runs for item in run.attention)
+    return {pair: sum(values) / len(runs) for pair, values in sorted(found.items())}
 
 
 def shares(one: Group, measure: str = "attention") -> dict[int, Spread]:
     """Each sender's share of all contributions, mean and deviation over seeds."""
-    by_client: dict[int, list[float]] = {client: [] for client in one.clients}
+    found = []
     for run in one.runs:
-        found = contributions(run, measure)
-        total = sum(found.values())
-        for client, values in by_client.items() if run.attention else ():
-            given = sum(value for (sender, _), value in found.items() if sender == client)
-            values.append(given / total if total else 0.0)
-    means = {client: spread(values) for client, values in by_client.items()}
-    return {client: value for client, value in means.items() if value is not None}
+        given = collect((item.sender, CONTRIBUTION[measure](item)) for item in run.attention)
+        total = sum(map(sum, given.values()))
+        for client in one.clients if run.attention else ():
+            found.append((client, sum(given.get(client, ())) / total if total else 0.0))
+    return spreads(found)
 
 
 def largest_change(one: Group) -> float | None:
@@ -309,26 +300,21 @@ def largest_change(one: Group) -> float | None:
 
 
 @dataclass(frozen=True)
-class Gain:
-    """Final accuracy of a client's tasks: federated minus local."""
-
-    client: int
-    mean: float
-    by_task: tuple[float, ...]  # means over seeds
-
-
-@dataclass(frozen=True)
 class Comparison:
     """A federated plan and local training on the same tasks with the same seeds."""
 
     federated: Group
     local: Group
     seeds: tuple[int, ...]
-    gains: tuple[Gain, ...]
+    gains: dict[int, tuple[float, ...]]  # by client and task: final accuracy, federated minus local, mean over seeds
+
+    @property
+    def means(self) -> dict[int, float]:
+        return {client: fmean(by_task) for client, by_task in self.gains.items()}
 
     @property
     def mean(self) -> float:
-        return fmean(gain.mean for gain in self.gains)
+        return fmean(self.means.values())
 
 
 def comparisons(groups: Sequence[Group]) -> list[Comparison]:
@@ -351,7 +337,7 @@ def compare(federated: Group, local: Group) -> Comparison | None:
         for seed in ours.keys() & theirs.keys()
         if ours[seed].environment.get("images") == theirs[seed].environment.get("images")
     )
-    gains = []
+    gains = {}
     for client in federated.clients:
         differences = []
         for seed in seeds:
@@ -359,6 +345,5 @@ def compare(federated: Group, local: Group) -> Comparison | None:
             if one and other and len(one) == len(other) and not math.isnan(one[-1][0] + other[-1][0]):
                 differences.append([a - b for a, b in zip(one[-1], other[-1], strict=True)])
         if differences:
-            by_task = tuple(fmean(values) for values in zip(*differences, strict=True))
-            gains.append(Gain(client, fmean(by_task), by_task))
-    return Comparison(federated, local, tuple(seeds), tuple(gains)) if gains else None
+            gains[client] = tuple(fmean(values) for values in zip(*differences, strict=True))
+    return Comparison(federated, local, tuple(seeds), gains) if gains else None

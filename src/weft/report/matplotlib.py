@@ -7,6 +7,7 @@ same bytes: nothing depends on the date, the machine or the user's settings.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from weft.errors import WeftError
-from weft.report.charts import Chart, HeatMap, Series, sections
+from weft.report.charts import Chart, HeatMap, Series
 from weft.report.facts import Group
+from weft.report.page import sections
 
 COLUMN, WIDE = 3.4, 7.0  # inches: one and two columns of a paper
 COLORS = ("#14609a", "#b8480f", "#22743c", "#7b3fa8", "#b02a62", "#6d5a10", "#3d5566", "#0d7377")
@@ -27,30 +29,7 @@ MARKERS = ("o", "s", "D", "^", "P", "*", "X", "v")
 DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (5, 1.5, 1.2, 1.5)))
 MAX_COLUMNS = 8  # of a heat map with numbers in its cells
 
-STYLE: dict[str, Any] = {
-    "font.family": "DejaVu Sans",  # part of matplotlib: the same on every machine
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.linewidth": 0.4,
-    "grid.color": "#dddddd",
-    "lines.linewidth": 1.4,
-    "lines.markersize": 3.8,
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 300,
-    "pdf.fonttype": 42,  # text that can be searched and edited
-    "svg.fonttype": "none",
-    "svg.hashsalt": "weft",  # otherwise identifiers are random
-}
+STYLE = str(resources.files("weft.report").joinpath("assets", "paper.mplstyle"))
 METADATA: dict[str, dict[str, Any]] = {  # no date, no version
     "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
     "svg": {"Date": None, "Creator": None},
@@ -81,17 +60,16 @@ def write_figures(groups: Sequence[Group], folder: Path, kind: str) -> list[Path
 
 def draw(charts: Sequence[Chart]) -> Figure:
     """One chart of lines or bars, or several heat maps side by side, four in a row."""
-    maps = [chart for chart in charts if isinstance(chart.body, HeatMap)]
+    limits = [limit for chart in charts if isinstance(chart.body, HeatMap) for limit in chart.body.limits]
     columns = min(4, len(charts))
     rows = -(-len(charts) // columns)
     rounds = bool(charts[0].x.borders) and charts[0].y.unit == "%"  # many points
     width = WIDE if columns > 1 or rounds else COLUMN
-    figure = Figure(figsize=(width, rows * (width / columns + 0.3) if maps else 2.3))
+    figure = Figure(figsize=(width, rows * (width / columns + 0.3) if limits else 2.3))
     grid = figure.subplots(rows, columns, squeeze=False)
-    tops = [chart.body.limits for chart in charts if isinstance(chart.body, HeatMap) and chart.body.limits]
     for axes, chart in zip(grid.flat, charts, strict=False):
         if isinstance(chart.body, HeatMap):
-            _heat_map(axes, chart, chart.body, (min(low for low, _ in tops), max(high for _, high in tops)))
+            _heat_map(axes, chart, chart.body, (min(limits), max(limits)))
         else:
             _plot(axes, chart, [series for series in chart.body if series.client is None])
             entries = 6 if rounds else 2 if chart.y.unit == "B" else 3
@@ -150,9 +128,9 @@ def _heat_map(axes: Axes, chart: Chart, body: HeatMap, limits: tuple[float, floa
     axes.grid(visible=False)
     axes.imshow(cells, cmap="Blues", vmin=limits[0], vmax=limits[1], aspect="auto")
     axes.set(title=_literal(chart.title), xlabel=chart.x.title, ylabel=chart.y.title)
-    short = [name.removeprefix("client ") for name in body.columns]
-    axes.set_xticks(range(len(body.columns)), body.column_ticks or short)
-    axes.set_yticks(range(len(body.rows)), body.row_ticks or [name.removeprefix("client ") for name in body.rows])
+    columns, rows = ([name.removeprefix("client ") for name in names] for names in (body.columns, body.rows))
+    axes.set_xticks(range(len(columns)), body.column_ticks or columns)
+    axes.set_yticks(range(len(rows)), body.row_ticks or rows)
     if len(body.columns) <= MAX_COLUMNS:
         for (row, column), value in np.ndenumerate(cells):
             if not np.isnan(value):

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import time
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
@@ -19,16 +18,20 @@ from typing import Any
 import jinja2
 
 from weft.metrics import Spread
-from weft.report import charts, facts, plotly, text
-from weft.report.charts import learning
+from weft.report import charts, facts, learning, sharing, text
 from weft.report.facts import Group
 from weft.report.reading import USUAL, Run
 
-MODELS = {
-    "own": "the client's model after its last epoch",
-    "global": "the client's model after the next global weights",
-}
-SYMBOLS = "●■◆▲✚★✖▼⬟⬢"  # as plotly.SYMBOLS
+SYMBOLS = "●■◆▲✚★✖▼⬟⬢"  # as charts.SYMBOLS
+
+
+def sections(groups: Sequence[Group]) -> list[charts.Section]:
+    """The sections of the page, in order."""
+    builders = (
+        *(learning.accuracy, learning.matrices, learning.forgetting, learning.adaptation, learning.gain),
+        *(sharing.helping, sharing.traffic, sharing.density),
+    )
+    return [build(groups) for build in builders] if groups else []
 
 
 def page(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> str:
@@ -36,19 +39,9 @@ def page(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> str:
     content = contents(groups, live)
     scripts = [asset("plotly-cartesian.min.js"), asset("page.js")]
     data = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
-    return (
-        _templates()
-        .get_template("page.html")
-        .render(
-            policy=policy(scripts, live is not None),
-            content=content,
-            style=asset("page.css"),
-            live=live is not None,
-            data=data,
-            scripts=scripts,
-            version=importlib.metadata.version("weft"),
-        )
-    )
+    facts = {"content": content, "data": data, "live": live is not None, "version": importlib.metadata.version("weft")}
+    parts = {"policy": policy(scripts, live is not None), "style": asset("page.css"), "scripts": scripts}
+    return _templates().get_template("page.html").render(facts | parts)
 
 
 def contents(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -57,9 +50,9 @@ def contents(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> 
     html = {"head": parts.head(groups), "bar": parts.bar(groups)}
     if live is not None:
         html["status"] = parts.status(live)
-    shown = charts.sections(groups)
+    shown = sections(groups)
     if groups:
-        html["overview"] = parts.overview(groups, _meaning(groups))
+        html["overview"] = parts.overview(groups)
         html["measures"] = parts.measures(groups, [facts.other_metrics(group) for group in groups])
         html |= {section.name: parts.section(section) for section in shown}
         html["setup"] = parts.setup(groups, **_setup(groups))
@@ -68,8 +61,8 @@ def contents(groups: Sequence[Group], live: Mapping[str, Any] | None = None) -> 
         "title": ", ".join([*dict.fromkeys(group.method for group in groups)]) + (" - weft" if groups else "weft"),
         "sections": [name for name, piece in html.items() if piece and name not in ("head", "bar", "status")],
         "html": html,
-        "figures": {chart.name: plotly.spec(chart) for section in shown for chart in section.charts},
-        "groups": [{"label": group.label, "color": index % plotly.COLORS} for index, group in enumerate(groups)],
+        "figures": {chart.name: charts.spec(chart) for section in shown for chart in section.charts},
+        "groups": [{"label": group.label, "color": index % charts.COLORS} for index, group in enumerate(groups)],
         "over": bool(live and live.get("over")),
     }
 
@@ -96,16 +89,13 @@ def _templates() -> jinja2.Environment:
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     found.filters |= {
+        **{name: getattr(text, name) for name in ("size", "duration", "plain", "plural")},
         "percent": _percent,
-        "size": lambda value: "-" if value is None else text.size(value),
-        "duration": lambda value: "-" if value is None else text.duration(value),
         "spread": lambda value: text.spread_text(value, 3, "±"),
-        "plain": text.plain,
         "sentence": lambda value: value.replace(" %", "\N{NO-BREAK SPACE}%"),  # number and sign on one line
         "symbol": lambda index: SYMBOLS[index % len(SYMBOLS)],
-        "color": lambda index: f"--own: var(--s{index % plotly.COLORS})",
+        "color": lambda index: f"--own: var(--s{index % charts.COLORS})",
         "row": facts.row,
-        "plural": text.plural,
     }
     found.globals |= {"ranking": learning.ranking, "warnings": learning.warnings}
     return found
@@ -114,40 +104,23 @@ def _templates() -> jinja2.Environment:
 def _percent(value: Spread | None) -> str:
     if value is None:
         return "-"
-    scaled = (100 * value.mean, None if value.deviation is None else 100 * value.deviation)
-    return f"{text.spread_text(scaled, 1, '±')} %"
-
-
-def _meaning(groups: Sequence[Group]) -> str:
-    names = dict.fromkeys(str(group.plan.get("measured_model", "own")) for group in groups)
-    models = " / ".join(MODELS.get(name, name) for name in names)
-    several = "; with several seeds the mean ± one standard deviation" if any(len(g.runs) > 1 for g in groups) else ""
-    return (
-        f"Accuracy: on the test images of every task learned, at the end{several}. The tested model is {models}. "
-        "Up and down: bytes, and the nonzero values sent as a share of dense weights. Model: everything needed for all "
-        "tasks; paper's: nonzero values of B and A only. Bytes and sizes are of all clients, the mean over seeds."
-    )
+    return f"{text.spread_text((100 * value.mean, value.deviation and 100 * value.deviation), 1, '±')} %"
 
 
 def _setup(groups: Sequence[Group]) -> dict[str, Any]:
     """The plans, the environments and the incidents of the journals."""
     runs = [run for group in groups for run in group.runs]
-    events = sorted(
-        (event.at, run.folder.name, event.text) for run in runs for event in run.events if event.kind not in USUAL
-    )
-    dated = [(time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(at)), name, line) for at, name, line in events]
-    notes = [("-", run.folder.name, note) for run in runs for note in run.notes]
-    notes += [("-", group.label, note) for group in groups for note in group.notes]
-    environments: dict[str, list[str]] = {}
-    for run in runs:
-        environments.setdefault(json.dumps(run.environment, indent=2), []).append(run.folder.name)
+    events = [(event, run.folder.name) for run in runs for event in run.events if event.kind not in USUAL]
+    rows = [(event.when, name, event.text) for event, name in sorted(events, key=lambda pair: (pair[0].at, pair[1]))]
+    rows += [("-", run.folder.name, note) for run in runs for note in run.notes]
+    rows += [("-", group.label, note) for group in groups for note in group.notes]
     differing = facts.differences(groups)
     return {
         "summary": _incidents(runs),
-        "incidents": dated + notes,
+        "incidents": rows,
         # an option that only one method has is no difference in setup: it is in its plan
         "differing": {key: values for key, values in differing.items() if values.count(None) < len(values) - 1},
-        "environments": environments,
+        "environments": facts.collect((json.dumps(run.environment, indent=2), run.folder.name) for run in runs),
     }
 
 

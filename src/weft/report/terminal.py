@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
@@ -13,11 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from weft import metrics
-from weft.metrics import Measure, at_the_end, over_clients, spread
+from weft.metrics import Measure, at_the_end, average_accuracy, forgetting, spread
 from weft.registry import short
 from weft.report import facts
-from weft.report.reading import SITE_EVENTS, Event, Run
+from weft.report.reading import SITE_EVENTS, Run
 from weft.report.text import decimals, percent, share_of_dense, size
 
 SPLITS = ("train", "test", "valid")
@@ -68,10 +66,9 @@ def comparison(
     if mean is not None and len(summaries) > 1:
         shown.add_section()
         shown.add_row("mean", *_result(summaries))
-        accuracy, forgetting = (spread(summary[key] for summary in summaries) for key in ("accuracy", "forgetting"))
-        shown.add_row(
-            f"{mean} sd", percent(accuracy and accuracy.deviation), decimals(forgetting and forgetting.deviation)
-        )
+        found = (spread(summary[key] for summary in summaries) for key in ("accuracy", "forgetting"))
+        accuracy, forgets = (each and each.deviation for each in found)
+        shown.add_row(f"{mean} sd", percent(accuracy), decimals(forgets))
     return Group(
         shown,
         f" accuracy  on test images; tested model: {measured}",
@@ -145,19 +142,16 @@ def traffic(sums: Mapping[tuple[str | int, ...], Any]) -> Table | str:
 
 def details(run: Run) -> list[RenderableType]:
     """What the page shows of one run beside results, matrices and bytes."""
-    (one,) = facts.group([run])
     shown: list[RenderableType] = [_by_client(run)] if run.matrices else []
     shown += [_density(run)] if run.densities else []
-    shown += _helping(one) if run.attention else []
-    return [*shown, *_untested(run), *_events(run)]
+    shown += _helping(*facts.group([run])) if run.attention else []
+    return [*shown, *map(Text, _untested(run)), *map(Text, _events(run))]
 
 
 def _by_client(run: Run) -> Table:
     shown = table("accuracy and forgetting at the end", ["client"], ["accuracy", "forgets"])
     for client, rows in run.matrices.items():
-        values = (over_clients(measure, [rows]) for measure in (metrics.average_accuracy, metrics.forgetting))
-        accuracy, forgetting = values
-        shown.add_row(str(client), percent(accuracy), decimals(forgetting))
+        shown.add_row(str(client), percent(average_accuracy(rows)), decimals(forgetting(rows)))
     return shown
 
 
@@ -173,7 +167,7 @@ def _density(run: Run) -> Table:
 
 
 def _helping(one: facts.Group) -> list[RenderableType]:
-    found, given, equal = facts.mean_contributions(one), facts.shares(one), facts.shares(one, "equal")
+    found, given, equal = facts.contributions(one), facts.shares(one), facts.shares(one, "equal")
     receivers = one.clients[:MAX_COLUMNS]
     title = "who helped whom: the sum of |alpha| over tasks and layers"
     shown = table(title, ["sender"], [*(f"to {client}" for client in receivers), "share", "if equal"])
@@ -186,27 +180,22 @@ def _helping(one: facts.Group) -> list[RenderableType]:
     return [shown, *lines, Padding(Text(facts.CAVEATS[0]), (0, 0, 0, 1))]
 
 
-def _untested(run: Run) -> list[RenderableType]:
+def _untested(run: Run) -> list[str]:
     """Clients that were not tested after their last task, because they left or were not available."""
     counts = {client: len(names) for client, names in enumerate(run.task_names)}
     return [
-        Text(f" client {client} was tested after {len(rows)} of its {counts[client]} tasks; means use its last test")
+        f" client {client} was tested after {len(rows)} of its {counts[client]} tasks; means use its last test"
         for client, rows in run.matrices.items()
         if run.summary is not None and len(rows) < counts.get(client, 0)
     ]
 
 
-def _events(run: Run) -> list[RenderableType]:
-    incidents = [_line(event) for event in run.events if event.is_incident]
-    incidents += [Text(f" {note}") for note in run.notes]
-    of_sites = [_line(event) for event in run.events if event.kind in SITE_EVENTS]
-    shown: list[RenderableType] = [Text("\nincidents"), *incidents] if incidents else []
-    return [*shown, Text("\nevents of sites"), *of_sites] if of_sites else shown
-
-
-def _line(event: Event) -> Text:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(event.at))
-    return Text(f" {when} {event.text}")
+def _events(run: Run) -> list[str]:
+    incidents = [f" {event.when} {event.text}" for event in run.events if event.is_incident]
+    incidents += [f" {note}" for note in run.notes]
+    of_sites = [f" {event.when} {event.text}" for event in run.events if event.kind in SITE_EVENTS]
+    shown = ["\nincidents", *incidents] if incidents else []
+    return [*shown, "\nevents of sites", *of_sites] if of_sites else shown
 
 
 # ---- lists -----------------------------------------------------------------------------------------------------------
@@ -224,8 +213,10 @@ def scenario(contents: Mapping[str, Any]) -> Group:
             shown.add_row(str(client), str(index), task["name"], ", ".join(task["classes"]), *counts)
         shown.add_section()
     total = {split: sum(task["sizes"][split] for own in sequences for task in own) for split in SPLITS}
-    lines = [f" {contents['scenario']}: {len(sequences)} clients x {contents['tasks']} tasks"]
-    lines.append(" images in total: " + ", ".join(f"{count:,} {split}" for split, count in total.items()))
+    lines = [
+        f" {contents['scenario']}: {len(sequences)} clients x {contents['tasks']} tasks",
+        " images in total: " + ", ".join(f"{count:,} {split}" for split, count in total.items()),
+    ]
     if len(sequences) > clients:
         lines.append(f" the first {clients} clients are shown; --json has all of them")
     return Group(shown, *lines, *(Text(f" note: {line}") for line in contents.get("warnings", ())))

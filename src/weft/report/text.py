@@ -9,11 +9,13 @@ from typing import Any
 from weft.metrics import Spread
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float | None) -> str:
     """
     >>> duration(8.2), duration(95), duration(7300)
     ('8 s', '1 min 35 s', '2 h 1 min')
     """
+    if seconds is None:
+        return "-"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -22,11 +24,13 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def size(count: float) -> str:
+def size(count: float | None) -> str:
     """
     >>> size(999), size(60_258_400), size(1.22e9)
     ('999 B', '60.3 MB', '1.22 GB')
     """
+    if count is None:
+        return "-"
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
@@ -77,6 +81,10 @@ def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     rule = ["---", *["---:"] * (len(head) - 1)]
     rows = [[cell.replace("|", r"\|") for cell in line] for line in (head, rule, *lines)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def shorten(items: list[str]) -> list[str]:
+    return [*items[:3], "...", *items[-2:]] if len(items) > 6 else items
 
 
 def plural(count: int, noun: str) -> str:

@@ -12,6 +12,7 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from weft import metrics
 from weft.errors import WeftError
+from weft.report import facts
 from weft.report.reading import Run
 
 Point = tuple[str, int, float, float]  # tag, step, seconds since 1970, value
@@ -48,15 +49,14 @@ def points(run: Run) -> Iterator[Point]:
             value = getattr(item, name)
             if value is not None:
                 yield f"{name}/client {item.client}", starts[item.task] + item.round, item.at, value
-    for task in range(max(map(len, run.matrices.values()), default=0)):
-        so_far = [matrix[: task + 1] for matrix in run.matrices.values()]
-        for name, measure in (("accuracy", metrics.average_accuracy), ("forgetting", metrics.forgetting)):
-            value = metrics.over_clients(measure, so_far)
+    (one,) = facts.group([run])
+    for name, measure in (("accuracy", metrics.average_accuracy), ("forgetting", metrics.forgetting)):
+        for task, value in enumerate(facts.over_tasks(one, measure)):
             if value is not None:
-                yield f"after a task/{name}", starts[task + 1] - 1, ends.get(task, 0.0), value
-    sums: dict[tuple[int, int, str], int] = {}
-    for sent in run.sent:
-        at = min(starts[sent.task] + sent.round, starts[sent.task + 1] - 1)
-        sums[at, sent.task, sent.direction] = sums.get((at, sent.task, sent.direction), 0) + sent.bytes
-    for (at, task, direction), total in sorted(sums.items()):
-        yield f"bytes/{'up' if direction == 'c2s' else 'down'}", at, ends.get(task, 0.0), float(total)
+                yield f"after a task/{name}", starts[task + 1] - 1, ends.get(task, 0.0), value.mean
+    sizes = facts.collect(
+        ((min(starts[sent.task] + sent.round, starts[sent.task + 1] - 1), sent.task, sent.direction), sent.bytes)
+        for sent in run.sent
+    )
+    for (at, task, direction), total in sorted(sizes.items()):
+        yield f"bytes/{'up' if direction == 'c2s' else 'down'}", at, ends.get(task, 0.0), float(sum(total))

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from weft.errors import WeftError
-from weft.report.facts import group
+from weft.report.facts import Group, group
 from weft.report.page import contents, page
 from weft.report.reading import Reader, Run, find_runs, is_run
 from weft.report.text import duration
@@ -39,7 +39,7 @@ class Watcher:
         self.folder = folder
         self._readers: dict[Path, Reader] = {}
         self._lock = Lock()
-        self._signature: tuple[Any, ...] | None = None
+        self._signature: list[Any] = []
         self._content: dict[str, Any] = {}
         self._cost, self._read_at = 0.0, 0.0
         contents([])  # compile the templates now: it is not a cost of reading
@@ -51,10 +51,8 @@ class Watcher:
                 return self._content
             signature = self._look()
             if signature != self._signature:
-                self._signature = signature
-                start = time.monotonic()
-                runs, live = self._read()
-                content = contents(group(runs), live)
+                start, self._signature = time.monotonic(), signature
+                content = contents(*self._read())
                 version = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
                 self._content = {**content, "version": version}
                 self._read_at = time.monotonic()
@@ -63,10 +61,9 @@ class Watcher:
 
     def page(self) -> str:
         with self._lock:
-            runs, live = self._read()
-        return page(group(runs), live)
+            return page(*self._read())
 
-    def _look(self) -> tuple[Any, ...]:
+    def _look(self) -> list[Any]:
         """Changes with sizes and times of files, and every five seconds: texts such as "for 40 s" get old."""
         found: list[Any] = [int(time.time() // 5)]
         for folder in _run_folders(self.folder):
@@ -76,12 +73,12 @@ class Watcher:
                     found.append((name, status.st_size, status.st_mtime_ns))
                 except OSError:
                     found.append((name, None))
-        return tuple(found)
+        return found
 
-    def _read(self) -> tuple[list[Run], dict[str, Any]]:
+    def _read(self) -> tuple[list[Group], dict[str, Any]]:
         try:
             runs = [self._readers.setdefault(folder, Reader(folder)).read() for folder in _run_folders(self.folder)]
-            return runs, status(self.folder, runs, time.time())
+            return group(runs), status(self.folder, runs, time.time())
         except (WeftError, OSError) as error:
             return [], {"kind": "stopped", "text": f"{self.folder} cannot be read at the moment: {error}", "total": 0}
 
@@ -97,11 +94,8 @@ def status(folder: Path, runs: Sequence[Run], now: float) -> dict[str, Any]:
     """Progress, time left, and a sentence; the kind is waiting, running, finished or stopped."""
     if not runs:
         state = "holds no run yet" if folder.exists() else "does not exist yet"
-        return {
-            "kind": "waiting",
-            "text": f"Waiting: {folder} {state}. The page shows a run when it starts.",
-            "total": 0,
-        }
+        text = f"Waiting: {folder} {state}. The page shows a run when it starts."
+        return {"kind": "waiting", "text": text, "total": 0}
     done, total = sum(map(rounds_done, runs)), sum(map(rounds_planned, runs))
     shown = {"done": done, "total": total}
     unfinished = [run for run in runs if run.summary is None]
@@ -117,9 +111,8 @@ def status(folder: Path, runs: Sequence[Run], now: float) -> dict[str, Any]:
         left = time_left(run)
         estimate = "time left is known after the first rounds" if left is None else f"about {duration(left)} left"
         return {**shown, "kind": "running", "text": f"Running: {progress}, {estimate}."}
-    text = f"Nothing has been written for {duration(quiet)} ({progress}). "
-    text += f"If the run was stopped: {resume_command(run.folder)}"
-    return {**shown, "kind": "stopped", "text": text}
+    text = f"Nothing has been written for {duration(quiet)} ({progress})."
+    return {**shown, "kind": "stopped", "text": f"{text} If the run was stopped: {resume_command(run.folder)}"}
 
 
 def rounds_done(run: Run) -> int:
@@ -167,15 +160,7 @@ class Server(ThreadingHTTPServer):
             reason = getattr(error, "strerror", None) or "not in 0 to 65535"
             raise WeftError(f"port {port} cannot be used ({reason}); choose another --port, or 0 for any") from None
         self.watcher = Watcher(folder)
-
-    @property
-    def url(self) -> str:
-        return f"http://{HOST}:{self.server_port}/"
-
-    @property
-    def names(self) -> set[str]:
-        """Accepted Host headers: any other name that leads here belongs to another page."""
-        return {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
+        self.url = f"http://{HOST}:{self.server_port}/"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -183,7 +168,8 @@ class Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "weft", ""
 
     def do_GET(self) -> None:
-        if self.headers.get("Host", "") not in self.server.names:
+        names = [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]
+        if self.headers.get("Host", "") not in names:  # a name of another page that leads here
             self._reply(HTTPStatus.FORBIDDEN, "text/plain", b"weft watch accepts requests to its own address only\n")
             return
         path = urlsplit(self.path)

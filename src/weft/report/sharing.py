@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import accumulate
 from statistics import fmean
 
 from weft.report import facts
-from weft.report.charts.model import (
-    Axis,
-    Chart,
-    Groups,
-    HeatMap,
-    Section,
-    Series,
-    everybody,
-    key_of,
-    percents,
-    position,
-    round_axis,
-    shorten,
-    title_of,
-)
+from weft.report.charts import Axis, Chart, Groups, HeatMap, Section, Series, key_of, percents, round_axis
 from weft.report.facts import Group
-from weft.report.reading import Run
-from weft.report.states import Attention
-from weft.report.text import percent, size
+from weft.report.text import percent, shorten, size
 
 DIRECTIONS = {"c2s": "up", "s2c": "down"}
 TENSORS = {  # meaning and color of the tensors in the ledger
@@ -50,17 +36,9 @@ def helping(groups: Groups) -> Section:
     if not having:
         sentence = "No task here has used another client's A. FedWeIT does, from a client's second task on."
         return Section("helping", title, sentence)
-    about = (
-        "FedWeIT lets a task use A's of other clients, each weighted by an attention alpha for each layer. Summed over "
-        "tasks and layers, the attention on a client's A's is its contribution: the paper's suggestion of what could "
-        "be rewarded. Select clients above to see every alpha: 'task 2 from 0.1' is how their task 2 uses the A of "
-        "client 0 after its task 1."
-    )
-    charts = []
-    for index, group in having:
-        charts += [_pairs(index, group), _shares(index, group), *_alphas(index, group)]
+    shown = [chart for one in having for chart in (_pairs(*one), _shares(*one), *_alphas(*one))]
     sentence = " ".join(_helping_sentence(group) for _, group in having)
-    return Section("helping", title, sentence, about, charts, facts.CAVEATS, small=True)
+    return Section("helping", title, sentence, shown, facts.CAVEATS, small=True)
 
 
 def _helping_sentence(group: Group) -> str:
@@ -78,23 +56,16 @@ def _helping_sentence(group: Group) -> str:
 
 
 def _pairs(index: int, group: Group) -> Chart:
-    found, added = facts.mean_contributions(group), facts.mean_contributions(group, "added")
+    found, added = facts.contributions(group), facts.contributions(group, "added")
     names = [f"client {client}" for client in group.clients]
     pairs = [[(sender, receiver) for receiver in group.clients] for sender in group.clients]
     cells = [[found.get(pair) for pair in row] for row in pairs]
     notes = [[f"added {added.get(pair, 0.0):.3f}" for pair in row] for row in pairs]
     body = HeatMap(f"{group.label}, attention", names, names, cells, (0.0, max(found.values())), 2, notes=notes)
-    return Chart(
-        f"helping-pairs-{index}",
-        f"{group.label}: attention by sender and receiver",
-        f"{group.label}: the sum of |alpha| over tasks and layers, from sender (row) to receiver (column).",
-        body,
-        Axis("receiver"),
-        Axis("sender"),
-        height=190 + 34 * len(names),
-        group=index,
-        figure="helping",
-    )
+    title = f"{group.label}: attention by sender and receiver"
+    sentence = f"{group.label}: the sum of |alpha| over tasks and layers, from sender (row) to receiver (column)."
+    chart = Chart(f"helping-pairs-{index}", title, sentence, body, Axis("receiver"), Axis("sender"))
+    return replace(chart, height=190 + 34 * len(names), group=index, figure="helping")
 
 
 def _shares(index: int, group: Group) -> Chart:
@@ -104,44 +75,30 @@ def _shares(index: int, group: Group) -> Chart:
         clients = [f"client {client}" for client in found]
         means, deviations = (percents(values) for values in zip(*found.values(), strict=True))
         bars.append(Series(label, clients, means, (), index, None, "bar", deviations, color=color, key=measure))
-    return Chart(
-        f"helping-shares-{index}",
-        f"{group.label}: contribution",
-        f"{group.label}: each client's share of all contributions, by three measures.",
-        bars,
-        y=Axis("share (%)", "%"),
-        height=190 + 34 * len(group.clients),
-        group=index,
-        legend=True,
-    )
+    sentence = f"{group.label}: each client's share of all contributions, by three measures."
+    chart = Chart(f"helping-shares-{index}", f"{group.label}: contribution", sentence, bars, y=Axis("share (%)", "%"))
+    return replace(chart, height=190 + 34 * len(group.clients), group=index, legend=True)
 
 
-def _alphas(index: int, group: Group) -> list[Chart]:
+def _alphas(index: int, group: Group) -> Iterator[Chart]:
     """Every alpha of the first seed, one chart for each client: other seeds have other tasks."""
     run = next(run for run in group.runs if run.attention)
-    by_client = {client: [item for item in run.attention if item.client == client] for client in group.clients}
-    return [_client_alphas(index, group.label, run, client, found) for client, found in by_client.items() if found]
-
-
-def _client_alphas(index: int, label: str, run: Run, client: int, found: list[Attention]) -> Chart:
-    rows = [f"task {item.task} from {item.sender}.{item.sender_task}" for item in found]
-    cells = [[alpha * item.count for alpha in item.alphas] for item in found]
-    reach = max(abs(value - 1) for row in cells for value in row) or 1e-6
-    pairs = [zip(item.alphas, item.norms, strict=True) for item in found]
-    notes = [[f"alpha {alpha:.4f}, norm of A {norm:.3f}" for alpha, norm in row] for row in pairs]
     layers = [layer.name.removesuffix(".weight") for layer in run.layers]
-    limits = (1 - reach, 1 + reach)
-    return Chart(
-        f"helping-alpha-{index}-{client}",
-        f"{label}: alpha of client {client} times its number of A's (seed {run.seed})",
-        f"{label}, client {client}, seed {run.seed}: alpha of each foreign A and layer, as a multiple of an equal "
-        f"weight; the largest difference is {percent(reach)}.",
-        HeatMap(f"{label}, client {client}", rows, layers, cells, limits, 2, notes=notes, diverging=True),
-        Axis("layer"),
-        height=170 + 24 * len(rows),
-        group=index,
-        client=str(client),
-    )
+    for client, found in sorted(facts.collect((item.client, item) for item in run.attention).items()):
+        rows = [f"task {item.task} from {item.sender}.{item.sender_task}" for item in found]
+        cells = [[alpha * item.count for alpha in item.alphas] for item in found]
+        reach = max(abs(value - 1) for row in cells for value in row) or 1e-6
+        pairs = [zip(item.alphas, item.norms, strict=True) for item in found]
+        notes = [[f"alpha {alpha:.4f}, norm of A {norm:.3f}" for alpha, norm in row] for row in pairs]
+        limits = (1 - reach, 1 + reach)
+        body = HeatMap(group.title(client), rows, layers, cells, limits, 2, notes=notes, diverging=True)
+        title = f"{group.label}: alpha of client {client} times its number of A's (seed {run.seed})"
+        sentence = (
+            f"{group.title(client)}, seed {run.seed}: alpha of each foreign A and layer, as a multiple of an equal "
+            f"weight; the largest difference is {percent(reach)}."
+        )
+        chart = Chart(f"helping-alpha-{index}-{client}", title, sentence, body, Axis("layer"))
+        yield replace(chart, height=170 + 24 * len(rows), group=index, client=str(client))
 
 
 # ---- communication ---------------------------------------------------------------------------------------------------
@@ -152,10 +109,6 @@ def traffic(groups: Groups) -> Section:
     sending = [(index, group) for index, group in enumerate(groups) if facts.rounds_sent(group)]
     if not sending:
         return Section("traffic", title, "Nothing was sent in these runs.")
-    about = (
-        "Every byte that was sent, headers and indices included. First the running total of each method, up from "
-        "clients to server and down from it. Then each round by tensor, up above the line and down below it."
-    )
     totals = []
     for _, group in sending:
         up, down = (sum(sum(each.values()) for each in facts.sent_by_round(group, way).values()) for way in DIRECTIONS)
@@ -164,19 +117,17 @@ def traffic(groups: Groups) -> Section:
     lines = [
         _total_line(index, group, client, direction)
         for index, group in sending
-        for client in everybody(group)
+        for client in group.mean_and_clients
         for direction in DIRECTIONS
     ]
-    name = "Bytes so far: solid up, dashed down; all clients together"
-    total = Chart(
-        "traffic-total", name, sentence, lines, round_axis(groups), Axis("bytes so far", "B"), figure="traffic"
-    )
+    name, y = "Bytes so far: solid up, dashed down; all clients together", Axis("bytes so far", "B")
+    total = Chart("traffic-total", name, sentence, lines, round_axis(groups), y, figure="traffic")
     precisions = {group.label: str(group.plan.get("precision", "float32")) for _, group in sending}
     caveats = []
     if len(set(precisions.values())) > 1:
         each = ", ".join(f"{label} as {precision}" for label, precision in precisions.items())
         caveats = [f"Part of the difference is the encoding: {each}. The table has the share of values that are sent."]
-    return Section("traffic", title, sentence, about, [total, *(_tensors(*one) for one in sending)], caveats)
+    return Section("traffic", title, sentence, [total, *(_tensors(*one) for one in sending)], caveats)
 
 
 def _total_line(index: int, group: Group, client: int | None, direction: str) -> Series:
@@ -184,7 +135,7 @@ def _total_line(index: int, group: Group, client: int | None, direction: str) ->
     sums = accumulate(sum(by_round.get(key, 0.0) for by_round in by_tensor.values()) for key in rounds)
     label = f"{group.label} {DIRECTIONS[direction]}" + ("" if client is None else f", client {client}")
     names = ["at the start", *(f"task {task}, round {number}" for task, number in rounds)]
-    xs = [0.0, *(position(key, group, 1.0) for key in rounds)]
+    xs = [0.0, *(group.position(key, 1.0) for key in rounds)]
     return Series(label, xs, [0.0, *sums], names, index, client, "steps", dashed=direction == "s2c")
 
 
@@ -198,20 +149,12 @@ def _tensors(index: int, group: Group) -> Chart:
             names = [f"task {task}, round {number}, {way}" for task, number in by_round]
             values = [value if way == "up" else -value for value in by_round.values()]
             widths = [0.8 / group.rounds_of(task) for task, _ in by_round]
-            xs = [position(key, group) for key in by_round]
+            xs = [group.position(key) for key in by_round]
             bars.append(Series(label, xs, values, names, index, None, "bar", (), widths, color, key=label))
-    return Chart(
-        f"traffic-tensors-{index}",
-        f"{group.label}: each round, by tensor",
-        f"{group.label}: most bytes are {largest[1]} ({size(largest[0])} in total).",
-        bars,
-        round_axis([group]),
-        Axis("down | up, per round", "B"),
-        height=300,
-        group=index,
-        legend=True,
-        stacked=True,
-    )
+    sentence = f"{group.label}: most bytes are {largest[1]} ({size(largest[0])} in total)."
+    title, y = f"{group.label}: each round, by tensor", Axis("down | up, per round", "B")
+    chart = Chart(f"traffic-tensors-{index}", title, sentence, bars, round_axis([group]), y)
+    return replace(chart, height=300, group=index, legend=True, stacked=True)
 
 
 # ---- density ---------------------------------------------------------------------------------------------------------
@@ -223,15 +166,9 @@ def density(groups: Groups) -> Section:
     if not having:
         sentence = "Only methods that decompose weights into B, m and A have this, such as fedweit and apd."
         return Section("density", title, f"{sentence} There is no finished task of such a run here.")
-    about = (
-        "A: the share of nonzero values in the A of each task, in percent. m: the mean of the mask; the share of its "
-        "nonzero values is in the hover text and in the numbers."
-    )
-    charts = [
-        chart for index, group in having for client in everybody(group) for chart in _densities(index, group, client)
-    ]
+    shown = [chart for one in having for client in one[1].mean_and_clients for chart in _densities(*one, client)]
     sentence = " ".join(_density_sentence(group) for _, group in having)
-    return Section("density", title, sentence, about, charts, small=True)
+    return Section("density", title, sentence, shown, small=True)
 
 
 def _density_sentence(group: Group) -> str:
@@ -259,25 +196,19 @@ def _densities(index: int, group: Group, client: int | None) -> list[Chart]:
 
     mean = table("mask_mean")
     notes = [[f"{percent(value)} nonzero" for value in row] for row in table("mask")]
-    shown = {
-        "A": ([[100 * value for value in row] for row in table("adaptive")], 100.0, 1, "%", ()),
-        "m": (mean, max(1.0, *map(max, mean)), 3, "", notes),
-    }
+    shown = (
+        ("A", [[100 * value for value in row] for row in table("adaptive")], 100.0, 1, "%", ()),
+        ("m", mean, max(1.0, *map(max, mean)), 3, "", notes),
+    )
+    title, ticks = group.title(client), [str(task) for task in tasks]
+    names = [f"task {task}" for task in tasks]
     charts = []
-    for label, (cells, top, digits, unit, more) in shown.items():
-        low, high = min(map(min, cells)), max(map(max, cells))
-        names, ticks = [f"task {task}" for task in tasks], [str(task) for task in tasks]
-        charts.append(
-            Chart(
-                f"density-{label.lower()}-{index}-{key_of(client)}",
-                f"{label}: {title_of(group, client)}",
-                f"{title_of(group, client)}: {label} from {low:.{digits}f} to {high:.{digits}f} {unit}".rstrip(),
-                HeatMap(label, layers, names, cells, (0.0, top), digits, unit, more, column_ticks=ticks),
-                Axis("task"),
-                height=150 + 26 * len(layers),
-                group=index,
-                client=key_of(client),
-                figure="density" if client is None and label == "A" else "",
-            )
-        )
+    for label, cells, top, digits, unit, more in shown:
+        low, high = (f"{value:.{digits}f}" for value in (min(map(min, cells)), max(map(max, cells))))
+        sentence = f"{title}: {label} from {low} to {high} {unit}".rstrip()
+        body = HeatMap(label, layers, names, cells, (0.0, top), digits, unit, more, column_ticks=ticks)
+        name, height = f"density-{label.lower()}-{index}-{key_of(client)}", 150 + 26 * len(layers)
+        chart = Chart(name, f"{label}: {title}", sentence, body, Axis("task"), height=height, group=index)
+        figure = "density" if client is None and label == "A" else ""
+        charts.append(replace(chart, client=key_of(client), figure=figure))
     return charts

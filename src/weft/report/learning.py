@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import fmean
 
 from weft import metrics
 from weft.metrics import Spread
-from weft.report import facts
-from weft.report.charts.model import (
-    Axis,
-    Chart,
-    Groups,
-    HeatMap,
-    Section,
-    Series,
-    curve_line,
-    everybody,
-    key_of,
-    percents,
-    position,
-    round_axis,
-    shorten,
-    task_ticks,
-    title_of,
-)
-from weft.report.facts import Comparison, Curve, Group, Measure
-from weft.report.text import percent, plural, points
+from weft.report import charts, facts
+from weft.report.charts import Axis, Chart, Groups, HeatMap, Section, Series, curve_line, key_of, percents
+from weft.report.facts import Comparison, Group, Measure
+from weft.report.text import percent, plural, points, shorten
 
 # ---- accuracy and forgetting after each task -------------------------------------------------------------------------
 
 
 def accuracy(groups: Groups) -> Section:
-    about = (
-        "After each task, a client is tested on every task it has learned so far. A point is the mean accuracy over "
-        "those tasks, on test images. With several seeds, the band is one standard deviation."
-    )
     trends = []
     for group in groups:
-        means = [point.mean for point in facts.over_tasks(group, metrics.average_accuracy) if point is not None]
+        means = [point.mean for point in facts.over_tasks(group, metrics.average_accuracy) if point]
         if len(means) > 1:
             trends.append(f"{group.label} from {percent(means[0])} to {percent(means[-1])}")
     if len(trends) > 6:
         trends = [*trends[:5], f"and {len(trends) - 5} more"]
     sentence = f"From the first task to the last: {', '.join(trends)}." if trends else ranking(groups)
     y = Axis("accuracy (%)", "%")
-    charts = _over_tasks("accuracy", "Mean accuracy of the tasks so far", groups, metrics.average_accuracy, y, sentence)
-    return Section("accuracy", "Accuracy after each task", sentence, about, charts)
+    shown = _over_tasks("accuracy", "Mean accuracy of the tasks so far", groups, metrics.average_accuracy, y, sentence)
+    return Section("accuracy", "Accuracy after each task", sentence, shown)
 
 
 def ranking(groups: Groups) -> str:
@@ -79,18 +60,14 @@ def warnings(groups: Groups) -> str:
 
 
 def forgetting(groups: Groups) -> Section:
-    about = (
-        "The drop of a task from its best accuracy, as the mean over the earlier tasks. Zero means that nothing was "
-        "lost; below zero, later tasks improved earlier ones."
-    )
     finals = sorted(_finals(groups, metrics.forgetting), key=lambda pair: pair[1].mean)
     ordered = [f"{label} {100 * value.mean + 0.0:.1f}" for label, value in finals]
     sentence = "Forgetting can be measured once a client has learned two tasks."
     if ordered:
         sentence = f"Points lost on earlier tasks, from least to most: {', '.join(shorten(ordered))}."
     y = Axis("forgetting (points)", "points")
-    charts = _over_tasks("forgetting", "Mean drop from the best", groups, metrics.forgetting, y, sentence)
-    return Section("forgetting", "Forgetting", sentence, about, charts)
+    shown = _over_tasks("forgetting", "Mean drop from the best", groups, metrics.forgetting, y, sentence)
+    return Section("forgetting", "Forgetting", sentence, shown)
 
 
 def _finals(groups: Groups, measure: Measure) -> list[tuple[str, Spread]]:
@@ -103,12 +80,12 @@ def _over_tasks(name: str, title: str, groups: Groups, measure: Measure, y: Axis
         return []
     lines = []
     for index, group in enumerate(groups):
-        names = [f"after task {task}" for task in range(group.tasks_learned)]
-        for client in everybody(group):
-            xs = [float(task) for task in range(group.tasks_learned)]
+        xs = [float(task) for task in range(group.tasks_learned)]
+        names = [f"after task {task:.0f}" for task in xs]
+        for client in group.mean_and_clients:
             lines.append(curve_line(index, group, client, xs, facts.over_tasks(group, measure, client), names))
     tasks = max(group.tasks_learned for group in groups)
-    x = Axis(ticks=task_ticks(tasks), range=(-0.15, tasks - 0.85))
+    x = Axis(ticks=charts.task_ticks(tasks), range=(-0.15, tasks - 0.85))
     return [Chart(f"{name}-after", title, sentence, lines, x, y, figure=name)]
 
 
@@ -116,43 +93,27 @@ def _over_tasks(name: str, title: str, groups: Groups, measure: Measure, y: Axis
 
 
 def matrices(groups: Groups) -> Section:
-    about = (
-        "A row is a point in time, after learning that task; a column is a task. Read down a column to see the effect "
-        "of later tasks. Select clients above to see their matrices."
-    )
-    cells = {(i, client): facts.matrix(group, client) for i, group in enumerate(groups) for client in everybody(group)}
+    cells = {
+        (i, client): facts.matrix(group, client) for i, group in enumerate(groups) for client in group.mean_and_clients
+    }
     values = [value for rows in cells.values() for row in rows for value in row if value is not None]
     lowest = 10 * int(10 * min(values, default=0.0))  # one color scale for all matrices
-    charts = [_matrix(i, groups[i], client, rows, lowest) for (i, client), rows in cells.items() if rows]
-    return Section("matrix", "Accuracy matrix of each client", _largest_loss(groups), about, charts, small=True)
+    shown = [_matrix(i, groups[i], client, rows, lowest) for (i, client), rows in cells.items() if rows]
+    return Section("matrix", "Accuracy matrix of each client", _largest_loss(groups), shown, small=True)
 
 
 def _matrix(index: int, group: Group, client: int | None, rows: list[list[float | None]], lowest: int) -> Chart:
-    title = title_of(group, client)
+    title = group.title(client)
     ticks = [str(task) for task in range(len(rows))]
-    body = HeatMap(
-        group.label,
-        [f"after task {task}" for task in ticks],
-        [_task_name(group, client, task) for task in range(len(rows))],
-        [percents(row) for row in rows],
-        (lowest, 100.0),
-        unit="%",
-        row_ticks=ticks,
-        column_ticks=ticks,
-    )
+    names = [f"after task {task}" for task in ticks]
+    tasks = [_task_name(group, client, task) for task in range(len(rows))]
+    limits, cells = (lowest, 100.0), [percents(row) for row in rows]
     last = ", ".join(f"task {task} {percent(value)}" for task, value in enumerate(rows[-1]) if value is not None)
-    return Chart(
-        f"matrix-{index}-{key_of(client)}",
-        title,
-        f"{title}: at the end {last}",
-        body,
-        Axis("task"),
-        Axis("after task"),
-        height=230 + 14 * max(0, len(rows) - 4),
-        group=index,
-        client=key_of(client),
-        figure="matrices" if client is None else "",
-    )
+    body = HeatMap(group.label, names, tasks, cells, limits, unit="%", row_ticks=ticks, column_ticks=ticks)
+    sentence, key = f"{title}: at the end {last}", key_of(client)
+    chart = Chart(f"matrix-{index}-{key}", title, sentence, body, Axis("task"), Axis("after task"))
+    height, figure = 230 + 14 * max(0, len(rows) - 4), "matrices" if client is None else ""
+    return replace(chart, height=height, group=index, client=key, figure=figure)
 
 
 def _task_name(group: Group, client: int | None, task: int) -> str:
@@ -186,10 +147,6 @@ def _largest_loss(groups: Groups) -> str:
 
 
 def adaptation(groups: Groups) -> Section:
-    about = (
-        "Validation accuracy of the task being learned, after each round of training; the line restarts with each "
-        "task. The sooner it rises, the more a client could build upon."
-    )
     first = []
     for group in groups:
         later = [value.mean for (task, number), value in facts.over_rounds(group).items() if task > 0 and number == 0]
@@ -200,28 +157,26 @@ def adaptation(groups: Groups) -> Section:
         rest = ", ".join(f"{name} {percent(mean)}" for mean, name in others[:3])
         sentence = f"After the first round of a later task, {label} is best: {percent(best)} on average"
         sentence += f" ({rest})." if rest else "."
-    lines = [_rounds_line(index, group, client) for index, group in enumerate(groups) for client in everybody(group)]
-    y = Axis("validation accuracy (%)", "%")
+    lines = [
+        _rounds_line(index, group, client) for index, group in enumerate(groups) for client in group.mean_and_clients
+    ]
     shown = [line for line in lines if line.x]
+    title, y = "Validation accuracy, round by round", Axis("validation accuracy (%)", "%")
     figure = "adaptation" if shown else ""
-    name = "adaptation-rounds"
-    chart = Chart(name, "Validation accuracy, round by round", sentence, shown, round_axis(groups), y, figure=figure)
-    return Section("adaptation", "Adaptation within a task", sentence, about, [chart])
+    chart = Chart("adaptation-rounds", title, sentence, shown, charts.round_axis(groups), y, figure=figure)
+    return Section("adaptation", "Adaptation within a task", sentence, [chart])
 
 
 def _rounds_line(index: int, group: Group, client: int | None) -> Series:
     """Validation accuracy by round, with a gap between two tasks."""
-    xs: list[float] = []
-    curve: Curve = []
-    names: list[str] = []
+    points: list[tuple[float, Spread | None, str]] = []
     previous = 0
     for (task, number), value in facts.over_rounds(group, client).items():
-        if task != previous and xs:
-            xs, curve, names = [*xs, float(task)], [*curve, None], [*names, ""]
+        if task != previous and points:
+            points.append((float(task), None, ""))
         previous = task
-        xs.append(position((task, number), group))
-        curve.append(value)
-        names.append(f"task {task}, round {number}")
+        points.append((group.position((task, number)), value, f"task {task}, round {number}"))
+    xs, curve, names = map(list, zip(*points, strict=True)) if points else ([], [], [])
     return curve_line(index, group, client, xs, curve, names)
 
 
@@ -237,43 +192,38 @@ def gain(groups: Groups) -> Section:
         )
         return Section("gain", title, sentence)
     compared = ", ".join(
-        f"{one.federated.label} with {one.local.label} (seed{'s' if len(one.seeds) > 1 else ''} "
+        f"{one.federated.label} with {one.local.label} ({'seeds' if one.seeds[1:] else 'seed'} "
         f"{', '.join(map(str, one.seeds))})"
         for one in found
-    )
-    about = (
-        "Final accuracy of each client, federated minus local, in percentage points. A bar is the mean over the "
-        "client's tasks, a mark is one task. Local is the strongest of the runs here in which nothing is sent. "
-        f"Compared: {compared}."
     )
     bars = [series for one in found for series in _gain_series(groups.index(one.federated), one)]
     sentence = " ".join(map(_gain_sentence, found))
     y = Axis("gain over local (points)", "points")
     chart = Chart("gain", "Gain over local training", sentence, bars, Axis(), y, figure="gain")
     caveats = ["A few points on some hundred test images can be noise; use more seeds."]
-    return Section("gain", title, sentence, about, [chart], caveats)
+    return Section("gain", title, sentence, [chart], caveats, about=f"Compared: {compared}.")
 
 
 def _gain_series(index: int, one: Comparison) -> list[Series]:
     label, key = one.federated.label, str(index)
-    clients = [f"client {each.client}" for each in one.gains]
-    means = percents(each.mean for each in one.gains)
+    clients = [f"client {client}" for client in one.gains]
     tasks = [
-        (f"client {each.client}", f"task {task}", value)
-        for each in one.gains
-        for task, value in enumerate(each.by_task)
+        (f"client {client}", f"task {task}", value)
+        for client, by_task in one.gains.items()
+        for task, value in enumerate(by_task)
     ]
     dots_x, names, values = zip(*tasks, strict=True)
     return [
-        Series(label, clients, means, (), index, kind="bar", key=key),
+        Series(label, clients, percents(one.means.values()), (), index, kind="bar", key=key),
         Series(f"{label}, each task", dots_x, percents(values), names, index, kind="dots", color="ink", key=key),
     ]
 
 
 def _gain_sentence(one: Comparison) -> str:
-    better, worst = sum(each.mean > 0 for each in one.gains), min(one.gains, key=lambda each: each.mean)
-    loss = f", and client {worst.client} loses most ({points(worst.mean)})" if worst.mean < 0 else ""
+    means = one.means
+    better, worst = sum(mean > 0 for mean in means.values()), min(means, key=lambda client: means[client])
+    loss = f", and client {worst} loses most ({points(means[worst])})" if means[worst] < 0 else ""
     return (
-        f"With {one.federated.label}, {better} of {plural(len(one.gains), 'client')} end better than with local "
+        f"With {one.federated.label}, {better} of {plural(len(means), 'client')} end better than with local "
         f"training ({one.local.label}); the mean gain is {points(one.mean)} points{loss}."
     )
