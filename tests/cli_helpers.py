@@ -171,26 +171,13 @@ class Weft:
         return json.loads(self._server.stdout.readline())
 
     def start(
-        self,
-        *words: str | Path,
-        cwd: Path | None = None,
-        largest_file: int = 0,
-        save_always: bool = False,
-        **env: str,
+        self, *words: str | Path, cwd: Path | None = None, largest_file: int = 0, save_always: bool = False, **env: str
     ) -> Running:
         """`largest_file` in bytes simulates a full disk; `save_always` saves a checkpoint after each round."""
         number = next(self._numbers)
         out, err = self._folder / f"{number}.out", self._folder / f"{number}.err"
-        order = {
-            "argv": [str(word) for word in words],
-            "cwd": str(cwd or self._folder),
-            "out": str(out),
-            "err": str(err),
-            "env": env,
-            "largest_file": largest_file,
-            "save_always": save_always,
-        }
-        pid = self._ask(order)
+        order = {"argv": [*map(str, words)], "cwd": str(cwd or self._folder), "out": str(out), "err": str(err)}
+        pid = self._ask({**order, "env": env, "largest_file": largest_file, "save_always": save_always})
         running = Running(pid, out, err, lambda seconds: self._ask({"wait": pid, "seconds": seconds}))
         self._started.append(running)
         return running
@@ -226,23 +213,17 @@ def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of the tiny plan in one process. Tests read it and do not change it."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    weft.run(tiny(), folder)
-    return folder
+    return weft.run(tiny(), tmp_path_factory.mktemp("finished") / "run").folder
 
 
 @pytest.fixture(scope="session")
 def finished_fedavg(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "fedavg"
-    weft.run(tiny(method="fedavg"), folder)
-    return folder
+    return weft.run(tiny(method="fedavg"), tmp_path_factory.mktemp("finished") / "fedavg").folder
 
 
 @pytest.fixture(scope="session")
 def finished_stl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "stl"
-    weft.run(tiny(method="stl", seed=3), folder)
-    return folder
+    return weft.run(tiny(method="stl", seed=3), tmp_path_factory.mktemp("finished") / "stl").folder
 
 
 @pytest.fixture(scope="session")
@@ -301,6 +282,7 @@ def assert_same_result(folder: Path, expected: Path) -> None:
     """Equal to the bit, except the times."""
     one, other = summary_of(folder), summary_of(expected)
     assert list(one) == list(other), f"{list(one)} are not the fields {list(other)}"
+    assert set(TIMES) <= set(one), "the summary has no times"
     different = {key: (one[key], other[key]) for key in other if key not in TIMES and one[key] != other[key]}
     assert not different, f"summaries differ: {different}"
     for table in ("accuracy.csv", "ledger.csv"):

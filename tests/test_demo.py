@@ -13,6 +13,7 @@ import pytest
 from report_helpers import data_of
 
 import weft
+from weft.report.text import share_of_dense
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +32,22 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[
     return done.stdout, {summary["method"]: summary for summary in summaries}
 
 
-def share(traffic: dict[str, int]) -> float:
-    return 4 * traffic["nonzeros"] / traffic["dense_bytes"]
-
-
 @pytest.mark.slow
-def test_fedweit_leads(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
-    _, found = demo
+def test_fedweit_leads_with_little_traffic_and_a_small_model(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
+    words, found = demo
     assert set(found) == {"fedweit", "fedavg", "stl"}
     # 13.7 points on one processor, 8.8 on another: at this size the last bits decide; the next test averages seeds
     assert found["fedweit"]["accuracy"] >= found["fedavg"]["accuracy"] + 0.05
     assert found["fedweit"]["forgetting"] <= 0.02
     assert 0.75 <= found["stl"]["accuracy"] <= 0.95  # a task can be learned in this time, and is not trivial
+    assert share_of_dense(found["fedweit"]["traffic"]["c2s"]) <= 0.35
+    assert share_of_dense(found["fedavg"]["traffic"]["c2s"]) == pytest.approx(1, abs=1e-3)
+    assert found["stl"]["traffic"]["c2s"]["bytes"] == 0
+    assert found["fedweit"]["model_size_paper_bytes"] <= 1.6 * found["fedavg"]["model_size_paper_bytes"]
+    for method, summary in found.items():  # what is shown
+        assert f"runs/demo-{method}-s0" in words
+        assert f"{100 * summary['accuracy']:.1f} %" in words
+    assert max(map(len, words.splitlines())) <= 80
 
 
 @pytest.mark.long
@@ -53,21 +58,3 @@ def test_over_several_seeds_the_lead_is_ten_points(tmp_path: Path) -> None:
 
     leads = [accuracy("fedweit", seed) - accuracy("fedavg", seed) for seed in range(4)]
     assert fmean(leads) >= 0.10
-
-
-@pytest.mark.slow
-def test_traffic_and_model_size_are_small(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
-    _, found = demo
-    assert share(found["fedweit"]["traffic"]["c2s"]) <= 0.35
-    assert share(found["fedavg"]["traffic"]["c2s"]) == pytest.approx(1, abs=1e-3)
-    assert found["stl"]["traffic"]["c2s"]["bytes"] == 0
-    assert found["fedweit"]["model_size_paper_bytes"] <= 1.6 * found["fedavg"]["model_size_paper_bytes"]
-
-
-@pytest.mark.slow
-def test_the_table_and_the_folders_are_shown(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
-    words, found = demo
-    for method, summary in found.items():
-        assert f"runs/demo-{method}-s0" in words
-        assert f"{100 * summary['accuracy']:.1f} %" in words
-    assert max(map(len, words.splitlines())) <= 80

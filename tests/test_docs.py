@@ -118,14 +118,8 @@ def test_every_program_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: 
         _run_commands(page, tmp_path)
     for place, program in enumerate(blocks(page, "python")):
         (tmp_path / f"program{place}.py").write_text(program)
-        done = subprocess.run(
-            [sys.executable, f"program{place}.py"],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        argv = [sys.executable, f"program{place}.py"]
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
 
 

@@ -29,7 +29,7 @@ from report_helpers import (
 import weft
 from weft import metrics
 from weft.core import storage
-from weft.report.facts import comparisons, group, label
+from weft.report.facts import comparisons, group
 from weft.report.reading import read_runs
 from weft.report.sharing import DIRECTIONS, TENSORS
 from weft.runs.folder import accuracy_matrices, read_measures
@@ -41,27 +41,18 @@ CLIENTS, TASKS = TINY["clients"], TINY["tasks"]
 
 @pytest.fixture(scope="module")
 def two_seeds(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("seeds") / "s1"
-    weft.run(tiny(seed=1), folder)
-    return [finished, folder]
+    return [finished, weft.run(tiny(seed=1), tmp_path_factory.mktemp("seeds") / "s1").folder]
 
 
 @pytest.fixture(scope="module")
 def stl(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("stl") / "stl"
-    weft.run(tiny(method="stl"), folder)
-    return folder
+    return weft.run(tiny(method="stl"), tmp_path_factory.mktemp("stl") / "stl").folder
 
 
 @pytest.fixture(scope="module")
-def text(two_seeds: list[Path], finished_fedavg: Path, stl: Path) -> str:
+def data(two_seeds: list[Path], finished_fedavg: Path, stl: Path) -> dict:
     """Three methods, one of them with two seeds."""
-    return page_of(*two_seeds, finished_fedavg, stl)
-
-
-@pytest.fixture(scope="module")
-def data(text: str) -> dict:
-    return data_of(text)
+    return data_of(page_of(*two_seeds, finished_fedavg, stl))
 
 
 # ---- from checkpoints ------------------------------------------------------------------------------------------------
@@ -191,18 +182,15 @@ def test_rounds_are_those_of_the_journal(data, finished_fedavg):
     assert len(expected) == TASKS * TINY["rounds_per_task"]
 
 
-def test_forgetting_is_that_of_the_summaries(data, two_seeds, finished_fedavg, stl):
+def test_the_results_are_those_of_the_summaries(data, two_seeds, finished_fedavg, stl):
     for index, folders in enumerate((two_seeds, [finished_fedavg], [stl])):
+        summaries = [summary_of(folder) for folder in folders]
         (line,) = traces(data, "forgetting-after", group=index, client="mean")
-        expected = fmean(summary_of(folder)["forgetting"] for folder in folders)
-        assert line["y"][-1] == pytest.approx(100 * expected, rel=1e-6, abs=1e-9)
-        assert line["y"][0] is None
-
-
-def test_the_table_has_the_summaries(text, two_seeds, finished_fedavg):
-    accuracies = [summary_of(folder)["accuracy"] for folder in two_seeds]
-    assert f"{100 * fmean(accuracies):.1f} ± {100 * stdev(accuracies):.1f} %" in text
-    assert f"{100 * summary_of(finished_fedavg)['accuracy']:.1f} %" in text
+        expected = fmean(summary["forgetting"] for summary in summaries)
+        assert line["y"] == [None, pytest.approx(100 * expected, rel=1e-6, abs=1e-9)]
+        values = [100 * summary["accuracy"] for summary in summaries]
+        deviation = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+        assert f"{fmean(values):.1f}{deviation} %" in data["html"]["overview"]
 
 
 @pytest.mark.slow
@@ -254,22 +242,12 @@ def test_local_is_the_strongest_on_the_seeds_of_both(finished, stl, tmp_path):
 # ---- groups ----------------------------------------------------------------------------------------------------------
 
 
-def test_seeds_of_a_plan_are_one_group(two_seeds, stl):
-    groups = group(read_runs([two_seeds[0], stl, two_seeds[1]]))
+def test_seeds_of_a_plan_are_one_group_and_the_same_run_twice_is_counted_once(two_seeds, stl, tmp_path):
+    again = copy(two_seeds[0], tmp_path / "again")
+    groups = group(read_runs([two_seeds[0], stl, two_seeds[1], again]))
     assert [(one.label, one.seeds) for one in groups] == [("fedweit", [0, 1]), ("stl", [0])]
-
-
-def test_the_same_run_twice_is_counted_once(finished, tmp_path):
-    again = copy(finished, tmp_path / "again")
-    (one,) = group(read_runs([finished, again]))
-    assert one.seeds == [0]
-    assert str(again) in one.notes[0]
-    assert one.notes[0] in page_of(finished, again)
-
-
-def test_plans_of_one_method_have_different_labels():
-    plans = [{"method": "fedweit", "seed": 0, "method.keep": 0.3}, {"method": "fedweit", "seed": 1, "method.keep": 0.1}]
-    assert label(plans) == ["fedweit keep=0.3", "fedweit keep=0.1"]
+    assert str(again) in groups[0].notes[0]
+    assert groups[0].notes[0] in page_of(two_seeds[0], again)
 
 
 def test_runs_that_cannot_be_compared_are_marked(finished, tmp_path):

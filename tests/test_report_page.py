@@ -28,11 +28,6 @@ def text(finished: Path, finished_fedavg: Path) -> str:
     return page_of(finished, finished_fedavg)
 
 
-@pytest.fixture(scope="module")
-def data(text: str) -> dict:
-    return data_of(text)
-
-
 def test_a_folder_of_runs_stands_for_them(finished, finished_fedavg, tmp_path, command):
     for folder in (finished, finished_fedavg):
         shutil.copytree(folder, tmp_path / "runs" / folder.name)
@@ -56,17 +51,14 @@ def test_a_report_loads_no_torch(finished, tmp_path):
     assert "helping-pairs-0" in data_of((tmp_path / "page.html").read_text())["figures"]
 
 
-def test_nothing_is_loaded_from_anywhere(text):
+def test_the_page_is_the_same_each_time_and_loads_nothing(text, finished, finished_fedavg):
+    assert page_of(finished, finished_fedavg) == text
     shell = text.replace(page_module.asset("plotly-cartesian.min.js"), "")
     assert re.findall(r'\s(?:src|href|action)\s*=\s*["\']?([^"\'\s>]+)', shell) == ["#main"]
     assert not re.search(r"@import|url\(", shell)
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]+)"', shell)
     assert policy.startswith("default-src 'none'; script-src 'sha256-")
     assert "connect-src 'none'" in policy
-
-
-def test_the_page_is_the_same_each_time(finished, finished_fedavg):
-    assert page_of(finished, finished_fedavg) == page_of(finished, finished_fedavg)
 
 
 def test_the_plotly_bundle_is_the_released_one():
@@ -100,20 +92,15 @@ def test_names_from_files_are_text(finished, tmp_path):
         assert all("<" not in each.replace("<extra>", "").replace("</extra>", "") for each in strings)
 
 
-def test_every_figure_has_a_description(text, data):
+def test_every_figure_has_a_description_and_the_setup_is_there(text, finished):
+    data = data_of(text)
     labels = re.findall(r'<div class=plot role=img aria-label="([^"]*)"', text)
     assert len(labels) == len(data["figures"])
     assert all(len(each) > 10 for each in labels)
     for name in data["sections"]:
         assert re.search(r"<p class=words>[^<]{10,}", data["html"][name]), name
-
-
-def test_the_caveats_of_attention_are_there(data):
     for line in CAVEATS:
         assert line in html.unescape(data["html"]["helping"])
-
-
-def test_plan_environment_and_incidents_are_there(data, finished):
     setup = data["html"]["setup"]
     assert "learning_rate" in setup
     assert json.loads((finished / "environment.json").read_text())["packages"]["torch"] in setup

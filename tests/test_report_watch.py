@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_helpers import ANSWERS, TINY, assert_one_line, copy, until
+from cli_helpers import ANSWERS, TINY, assert_one_line, copy, tiny, until
 from report_helpers import data_of
 
 import weft
@@ -40,7 +40,7 @@ def serving(folder: Path) -> Iterator[Server]:
 
 def get(server: Server, path: str, host: str | None = None) -> tuple[int, str, dict[str, str]]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-    connection.request("GET", path, headers={"Host": host} if host else {})
+    connection.request("GET", path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     found = answer.status, answer.read().decode(), dict(answer.getheaders())
     connection.close()
@@ -60,16 +60,13 @@ def status_of(content: dict[str, Any]) -> str:
 # ---- the status ------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_that_does_not_exist_yet(tmp_path, finished):
+def test_a_folder_that_does_not_exist_or_is_empty_yet(tmp_path, finished):
+    assert "holds no run yet" in status_of(Watcher(tmp_path).content())
     watcher = Watcher(tmp_path / "later")
     assert "does not exist yet" in status_of(watcher.content())
     assert "Nothing to show yet" in watcher.page()
     copy(finished, tmp_path / "later")
     assert "The run is finished" in status_of(watcher.content())
-
-
-def test_an_empty_folder_waits(tmp_path):
-    assert "holds no run yet" in status_of(Watcher(tmp_path).content())
 
 
 def test_a_killed_run_differs_from_one_that_works(stopped):
@@ -80,6 +77,9 @@ def test_a_killed_run_differs_from_one_that_works(stopped):
     assert "Nothing has been written for 1 h 0 min" in late["text"]
     assert f"weft resume {stopped}" in late["text"]
     assert (late["done"], late["total"]) == (len(run.rounds), ANSWERS)
+    times = [item.at for item in run.rounds]
+    pace = (max(times) - min(times)) / (len(times) - 1)
+    assert time_left(run) == pytest.approx(pace * (ANSWERS - len(times)))
 
 
 def test_a_run_that_holds_its_lock_is_working(stopped, tmp_path):
@@ -96,17 +96,8 @@ def test_a_run_that_holds_its_lock_is_working(stopped, tmp_path):
     assert re.search(r"Running: task 1 of 2, round . of 2; \d+ of 12 client rounds done, about .* left", found["text"])
 
 
-def test_time_left_is_what_the_pace_says(stopped):
-    run = Reader(stopped).read()
-    times = [item.at for item in run.rounds]
-    pace = (max(times) - min(times)) / (len(times) - 1)
-    assert time_left(run) == pytest.approx(pace * (ANSWERS - len(times)))
-
-
 def test_clients_that_are_not_selected_are_not_waited_for(tmp_path):
-    folder = tmp_path / "run"
-    weft.run(weft.Plan(name="tiny", **TINY, clients_per_round=2), folder)
-    run = Reader(folder).read()
+    run = Reader(weft.run(tiny(clients_per_round=2), tmp_path / "run").folder).read()
     assert rounds_planned(run) == len(run.rounds) == 2 * TINY["tasks"] * TINY["rounds_per_task"]
 
 
@@ -155,25 +146,16 @@ def test_the_page_and_its_updates(finished):
 def test_another_host_name_is_rejected(finished, host):
     """Another page may point its name at this machine: its requests then carry that name."""
     with serving(finished) as server:
-        connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
-        connection.putrequest("GET", "/updates", skip_host=True)
-        connection.putheader("Host", host.format(port=server.server_port))
-        connection.endheaders()
-        answer = connection.getresponse()
-        assert answer.status == 403
-        assert b"figures" not in answer.read()
-        connection.close()
+        code, body, _ = get(server, "/updates", host.format(port=server.server_port))
+        assert code == 403
+        assert "figures" not in body
         assert get(server, "/", f"localhost:{server.server_port}")[0] == 200
 
 
-def test_it_is_served_on_this_machine_alone(finished):
+def test_it_is_served_on_this_machine_alone_and_a_taken_port_is_one_line(finished, command):
     with serving(finished) as server:
         assert server.server_address[0] == "127.0.0.1"
         assert server.url == f"http://127.0.0.1:{server.server_port}/"
-
-
-def test_a_taken_port_is_one_line(finished, command):
-    with serving(finished) as server:
         done = command("watch", finished, "--port", str(server.server_port))
         assert_one_line(done, f"port {server.server_port} cannot be used", "--port")
 
