@@ -48,19 +48,13 @@ def rows(folder: Path, table: str) -> Rows:
         return list(csv.DictReader(file))
 
 
-def state_of(folder: Path, client: int) -> FedWeITClient:
-    """A client's state, loaded as the run itself would."""
-    checkpoints = folder / "checkpoints"
-    state = FedWeITClient()
-    state.tasks.entry = APDTask
-    manifest = json.loads((checkpoints / "manifest.json").read_text())
-    return storage.load(state, checkpoints, manifest["clients"][str(client)])
-
-
 def states(folder: Path) -> Iterator[tuple[int, FedWeITClient]]:
-    clients = json.loads((folder / "checkpoints" / "manifest.json").read_text())["clients"]
-    for client in map(int, clients):
-        yield client, state_of(folder, client)
+    """Each client's state, loaded as the run itself would."""
+    checkpoints = folder / "checkpoints"
+    for client, reference in json.loads((checkpoints / "manifest.json").read_text())["clients"].items():
+        state = FedWeITClient()
+        state.tasks.entry = APDTask
+        yield int(client), storage.load(state, checkpoints, reference)
 
 
 def layers(folder: Path) -> list[tuple[str, slice, slice]]:

@@ -11,11 +11,13 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from image_helpers import write_folder, write_table
 
+from weft import repro
 from weft.methods import METHODS, class_of
 from weft.networks import NETWORKS
 from weft.plan import Plan
@@ -124,8 +126,6 @@ def test_every_program_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_every_plan_of_a_page_is_valid() -> None:
-    import tomllib
-
     found = [tomllib.loads(block) for page in PAGES for block in blocks(page, "toml")]
     plans = [given for given in found if "plan" not in given]  # the others are experiments of `weft repro`
     assert plans
@@ -143,18 +143,13 @@ def test_the_plan_page_names_every_key_and_option() -> None:
     assert not missing
 
 
-def test_fidelity_names_only_options_that_exist() -> None:
+def test_fidelity_names_only_options_that_exist_and_the_page_about_tables_every_one() -> None:
     text = (ROOT / "FIDELITY.md").read_text(encoding="utf-8")
     known = {f"method.{key}" for name in METHODS for key in class_of(name).Options.model_fields}
     known |= {f"network.{key}" for options in NETWORKS.values() for key in options.model_fields}
     named = set(re.findall(r"`((?:method|network)\.\w+)", text))
     assert named
     assert named <= known
-
-
-def test_the_page_about_tables_names_every_one() -> None:
-    from weft import repro
-
     text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
     assert [name for name in repro.ready_experiments() if f"`{name}`" not in text] == []
 

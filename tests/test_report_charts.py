@@ -20,7 +20,6 @@ from report_helpers import (
     layers,
     page_of,
     rows,
-    state_of,
     states,
     traces,
     vector,
@@ -108,7 +107,7 @@ def test_another_state_gives_another_page(finished, tmp_path):
     folder = copy(finished, tmp_path / "run")
     manifest_file = folder / "checkpoints" / "manifest.json"
     manifest = json.loads(manifest_file.read_text())
-    state = state_of(folder, 1)
+    state = dict(states(folder))[1]
     state.tasks[1] = replace(state.tasks[1], attention=torch.full_like(state.tasks[1].attention, 0.25))
     manifest["clients"]["1"] = storage.save(state, folder / "checkpoints", "changed")
     manifest_file.write_text(json.dumps(manifest))

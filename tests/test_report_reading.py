@@ -20,11 +20,6 @@ pytest_plugins = ["cli_helpers"]
 CLIENTS, TASKS = TINY["clients"], TINY["tasks"]
 
 
-def rounds_of(folder):
-    journal = Journal(folder)
-    return read_rounds(journal.new_events(), journal), journal.notes
-
-
 def test_an_unfinished_run_is_shown(stopped):
     text = page_of(stopped)
     assert "Not finished: fedweit" in text
@@ -83,15 +78,14 @@ def test_damaged_parts_are_named_and_left_out(finished, tmp_path, command):
 @pytest.mark.parametrize("name", ["valid_accuracy", "valid_loss", "train_loss", "round"])
 @pytest.mark.parametrize("value", ['"high"', "[0.5]", "NaN", "1e999", "{}"])
 def test_a_reply_with_a_bad_value_is_named_and_left_out(finished, tmp_path, name, value):
-    whole, notes = rounds_of(finished)
-    assert not notes
     reply = '{"at": 2e9, "event": "reply", "client": 0, "task": 0, "round": 77, "images": 5, "%s": %s}\n'
     text = (finished / "journal.jsonl").read_text()
     (tmp_path / "journal.jsonl").write_text(text + reply % (name, value))
-    rounds, notes = rounds_of(tmp_path)
-    assert rounds == whole
-    assert len(notes) == 1
-    assert "damaged" in notes[0]
+    whole, damaged = Journal(finished), Journal(tmp_path)
+    rounds = [read_rounds(journal.new_events(), journal) for journal in (whole, damaged)]
+    assert rounds[0] == rounds[1]
+    assert (len(whole.notes), len(damaged.notes)) == (0, 1)
+    assert "damaged" in damaged.notes[0]
 
 
 @pytest.mark.parametrize("name", ["accuracy.csv", "ledger.csv"])

@@ -94,18 +94,17 @@ def path_command(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 
 def _entry(name: str) -> dict[str, Any]:
-    source = SOURCES[name]
-    cached = "no"
+    source, cached = SOURCES[name], "no"
     images: int | str = "-"
     if name in cache.available():
         try:
             cached, images = "yes", len(cache.load(name).y)
         except WeftError:
             cached = "damaged"
-    checksums = {True: "published", False: "none published: recorded at the first download"}
+    recorded = "none published: recorded at the first download"
     files = [
-        {"name": file.name, "urls": list(file.urls), "md5": file.md5, "checksum": checksums[bool(file.md5)]}
-        for file in source.files
+        {"name": one.name, "urls": list(one.urls), "md5": one.md5, "checksum": "published" if one.md5 else recorded}
+        for one in source.files
     ]
     facts = {"name": name, "title": source.title, "classes": source.classes}
     return {**facts, "cached": cached, "images": images, "published_images": source.images, "files": files}

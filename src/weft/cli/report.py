@@ -12,12 +12,7 @@ from weft.cli.common import notes, say
 from weft.errors import WeftError
 
 Folders = Annotated[list[Path], typer.Argument(metavar="DIR...", help="Run folders, or folders that contain some.")]
-
-
-class Format(StrEnum):
-    pdf = "pdf"
-    svg = "svg"
-    png = "png"
+Format = StrEnum("Format", ["pdf", "svg", "png"])
 
 
 def report_command(

@@ -58,11 +58,9 @@ def run_command(
     KEY=VALUE changes a key of the plan; method.NAME=VALUE sets an option of the method.
     """
     first = Plan.load(plan, words or [])
-    if seeds == 1:
-        jobs = [(first, out_folder or new_path(first))]
-    else:
-        plans = [Plan.load(plan, words or [], seed=first.seed + index) for index in range(seeds)]
-        jobs = [(one, out_folder / f"s{one.seed}" if out_folder else new_path(one)) for one in plans]
+    plans = [first, *(Plan.load(plan, words or [], seed=first.seed + index) for index in range(1, seeds))]
+    folders = [out_folder] if seeds == 1 else [out_folder and out_folder / f"s{one.seed}" for one in plans]
+    jobs = [(one, folder or new_path(one)) for one, folder in zip(plans, folders, strict=True)]
     results = _run_all(jobs, workers, memory=memory, save_every=save_every)
     out.print(terminal.comparison([result.summary for result in results], mean=terminal.plus_minus(out)))
     for result in results:

@@ -112,13 +112,7 @@ def _unfinished(folder: Path) -> str:
 # ---- weft list
 
 
-class Kind(StrEnum):
-    methods = "methods"
-    scenarios = "scenarios"
-    networks = "networks"
-    plans = "plans"
-    tables = "tables"
-    figures = "figures"
+Kind = StrEnum("Kind", ["methods", "scenarios", "networks", "plans", "tables", "figures"])
 
 
 BELOW = ("citation", "verified", "options", "presets", "command")  # too long for a column
@@ -156,16 +150,10 @@ def _below(section: str, entry: Entry) -> list[str]:
 def _methods() -> list[Entry]:
     def entry(name: str, reference: str) -> Entry:
         method = methods.class_of(reference)
-        return {
-            "name": name,
-            "kind": method.info.kind,
-            "sends_up": method.info.uploads,
-            "sends_down": method.info.downloads,
-            "citation": method.info.citation,
-            "verified": method.info.verified,
-            "presets": list(method.presets),
-            "options": _defaults(method.Options),
-        }
+        info = method.info
+        sends = {"kind": info.kind, "sends_up": info.uploads, "sends_down": info.downloads}
+        origin = {"citation": info.citation, "verified": info.verified, "presets": list(method.presets)}
+        return {"name": name, **sends, **origin, "options": _defaults(method.Options)}
 
     return [entry(*one) for one in _with_installed((*methods.METHODS, *methods.COMBINATIONS), "weft.methods")]
 
@@ -199,19 +187,18 @@ def _defaults(options: type[BaseModel]) -> dict[str, Any]:
 
 
 def _plans() -> list[Entry]:
-    def entry(name: str, file: Path) -> Entry:
-        plan = Plan.load(file)
+    entries = []
+    for name, file in ready_plans().items():
+        plan, command = Plan.load(file), file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
         keys = {key: getattr(plan, key) for key in ("scenario", "method", "clients", "tasks")}
-        return {"name": name, "command": file.read_text(encoding="utf-8").splitlines()[0].lstrip("# "), **keys}
-
-    return [entry(name, file) for name, file in ready_plans().items()]
+        entries.append({"name": name, "command": command, **keys})
+    return entries
 
 
 def experiments(names: Iterable[str]) -> list[Entry]:
-    found = map(repro.load, names)
     return [
         {"name": one.name, "title": one.title, "rows": [row.label for row in one.rows], "plan": one.plan}
-        for one in found
+        for one in map(repro.load, names)
     ]
 
 

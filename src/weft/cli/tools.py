@@ -16,6 +16,7 @@ from weft.cli.common import AsJson, DataDir, Workers, interruptible, notes, out,
 from weft.cli.progress import ProgressDisplay
 from weft.cli.show import experiments
 from weft.errors import WeftError
+from weft.files import write_text
 from weft.lazy import np
 from weft.report import terminal
 from weft.repro import output
@@ -23,8 +24,6 @@ from weft.repro.runner import Request, reproduce
 from weft.runs.run import SAVE_EVERY
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from weft.export.model import ExportedTask
 
 # ---- weft repro
@@ -59,7 +58,12 @@ def repro_command(
     the command to resume after a stop. Without a name, all are listed.
     """
     if name is None:
-        _list_experiments(as_json)
+        entries = experiments(repro.ready_experiments())
+        if as_json:
+            print_json(entries)
+            return
+        out.print(terminal.listing(entries, ["name", "title", "plan"]))
+        say("weft repro NAME reproduces one at the paper's scale; --scale small is quicker")
         return
     experiment = repro.load(name, None if scale is None else scale.value)
     rows = experiment.choose(only if only is None else [word.strip() for word in only.split(",")])
@@ -86,15 +90,6 @@ def repro_command(
 def _repeat() -> str:
     command = shlex.join(["weft", *sys.argv[1:]])
     return f"all but the last {SAVE_EVERY:g} seconds is saved; repeat the command to resume: {command}"
-
-
-def _list_experiments(as_json: bool) -> None:
-    entries = experiments(repro.ready_experiments())
-    if as_json:
-        print_json(entries)
-        return
-    out.print(terminal.listing(entries, ["name", "title", "plan"]))
-    say("weft repro NAME reproduces one at the paper's scale; --scale small is quicker")
 
 
 # ---- weft bench
@@ -129,10 +124,9 @@ def bench_command(
     from weft.benchmarks.report import tables, to_terminal, write
     from weft.benchmarks.suite import bench
 
-    partial = PartialResults(out_folder)
     if out_folder is not None:
         check_matplotlib()
-        partial.check()
+    partial = PartialResults(out_folder)
     try:
         with interruptible(partial.describe), ProgressDisplay() as display:
             found = bench(quick, peers, lambda part, *count: display.part(PARTS[part], *count), partial.save)
@@ -141,9 +135,9 @@ def bench_command(
             say(partial.describe(), notes)
         raise
     files: list[Path] = []
-    if out_folder is not None:
+    if out_folder is not None and partial.file is not None:
         files = [*write(found, out_folder), out_folder / "bench-growth.png"]
-        partial.remove()
+        partial.file.unlink(missing_ok=True)
         draw(found, files[-1])
     if as_json:
         print_json(found)
@@ -160,35 +154,26 @@ class PartialResults:
     """What is measured so far, in a file next to the results until the benchmark is complete."""
 
     def __init__(self, folder: Path | None):
-        self._file = None if folder is None else folder / "bench-parts.json"
-        self.parts: list[str] = []
-
-    def check(self) -> None:
         """Fail before anything is measured if the folder is not writable."""
-        if self._file is not None:
-            try:
-                self._file.parent.mkdir(parents=True, exist_ok=True)
-                self._file.touch()
-                self._file.unlink()
-            except OSError as error:
-                folder = self._file.parent
-                raise WeftError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
+        self.file = None if folder is None else folder / "bench-parts.json"
+        self.parts: list[str] = []
+        try:
+            if self.file is not None:
+                self.file.parent.mkdir(parents=True, exist_ok=True)
+                self.file.touch()
+                self.file.unlink()
+        except OSError as error:
+            raise WeftError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
 
     def save(self, found: dict[str, Any]) -> None:
-        if self._file is not None:
-            from weft.files import write_text
-
-            write_text(self._file, json.dumps(found, indent=2) + "\n")
+        if self.file is not None:
+            write_text(self.file, json.dumps(found, indent=2) + "\n")
             self.parts = list(found["part_seconds"])
 
     def describe(self) -> str:
         if not self.parts:
             return "nothing was written"
-        return f"the parts measured so far ({', '.join(self.parts)}) are in {self._file}"
-
-    def remove(self) -> None:
-        if self._file is not None:
-            self._file.unlink(missing_ok=True)
+        return f"the parts measured so far ({', '.join(self.parts)}) are in {self.file}"
 
 
 # ---- weft export, weft predict
@@ -232,23 +217,17 @@ def predict_command(
     as_json: AsJson = False,
 ) -> None:
     """Classify images with an exported model: weft predict client0-task0.onnx a.png b.png"""
+    from weft.data.images import read_image  # the way the images of a folder are read for training
     from weft.export.files import open_model
 
     predict, facts = open_model(file, trusted=trust)
-    _, predictions = predict(np.stack([_read_image(path, facts) for path in images]))
+    _, predictions = predict(np.stack([read_image(path, facts["image"][0], facts["bits"]) for path in images]))
     found = [dict(zip(facts["classes"], map(float, row), strict=True)) for row in predictions]
     if as_json:
         print_json([{"image": str(path), facts["predictions"]: row} for path, row in zip(images, found, strict=True)])
         return
     for path, row in zip(images, found, strict=True):
         say(f"{path}: {_prediction_text(row, facts)}")
-
-
-def _read_image(path: Path, facts: dict[str, Any]) -> NDArray[np.uint8]:
-    """Read an image the way the images of a folder are read for training."""
-    from weft.data.images import read_image
-
-    return read_image(path, facts["image"][0], facts["bits"])
 
 
 def _prediction_text(row: dict[str, float], facts: dict[str, Any]) -> str:
