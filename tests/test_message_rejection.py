@@ -212,6 +212,11 @@ def test_lies_with_a_valid_checksum(payload, tensors, why):
         refused(wire, why)
 
 
+def test_half_of_infinity_is_refused():
+    with pytest.raises(MessageError, match="not finite"):
+        decode(lying(struct.pack("<e", float("inf")), [DENSE], precision="half"))
+
+
 def test_no_lie_makes_memory_grow():
     """A few hundred bytes that claim gigabytes are rejected without allocating a megabyte."""
     largest = ({"size": LARGEST}, {"count": LARGEST, "size": LARGEST}, {"size": LARGEST}, {"segments": [[LARGEST, 1]]})
