@@ -54,16 +54,9 @@ def judge(ratios: Mapping[str, float], points_lost: float | None = None) -> list
         return False if name in BYTES and too_inaccurate else reaches(ratios[name], target, BARS[name].more)
 
     return [
-        {
-            "ratio": name,
-            "what": bar.what,
-            "value": ratios[name],
-            "bar": bar.bar,
-            "aim": bar.aim,
-            "met": met(name, bar.bar),
-            "aim_met": met(name, bar.aim),
-        }
-        for name, bar in BARS.items()
+        {"ratio": name, "what": what, "value": ratios[name], "bar": bar, "aim": aim}
+        | {"met": met(name, bar), "aim_met": met(name, aim)}
+        for name, (what, bar, aim, _) in BARS.items()
     ]
 
 

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from weft.files import write_text
-from weft.report.text import duration, size
+from weft.report.text import duration, markdown_table, percent, size
 
 from .bars import POINTS_ALLOWED
 
@@ -33,14 +33,28 @@ class Table(NamedTuple):
 def tables(results: Results) -> Iterator[Table]:
     yield bars_table(results)
     yield steps_table(results["steps"])
-    yield engine_table(results["engine"])
+    engine, server = results["engine"], results["server"]
+    note = (
+        f"The default FedWeIT plan: {engine['clients']} clients, {engine['tasks']} tasks of "
+        f"{engine['rounds_per_task']} rounds, one worker; {engine['rounds_per_second']:.2f} rounds and "
+        f"{engine['images_per_second']:.0f} images per second. Finished tasks are tested only at the end of a task."
+    )
+    shares = [(category, percent(share)) for category, share in engine["shares"].items()]
+    yield Table("Time of a round", ("category", "share"), shares, note)
     yield runs_table(results)
-    yield traffic_table(results["engine"])
+    yield traffic_table(engine)
     if "paired" in results:
         yield paired_table(results["paired"])
-    yield wire_table(results["wire"])
-    yield aggregation_table(results["server"])
-    yield knowledge_table(results["server"])
+    rates = [f"{act}_megabytes_per_second" for act in ("encode", "decode", "copy")]
+    rows = [(form, size(one["bytes"]), *(f"{one[key]:,.0f}" for key in rates)) for form, one in results["wire"].items()]
+    yield Table("Encoding, MB/s", ("LeNet as", "encoded size", "encode", "decode", "plain copy"), rows)
+    merged = [
+        (f"{int(count):,}", f"{one['seconds']['median']:.3f}", f"{one['milliseconds_per_message']:.2f}")
+        for count, one in server["aggregation"].items()
+    ]
+    note = f"{server['different_replies']} different replies, repeated."
+    yield Table("Server: merging the replies of a round", ("replies", "seconds", "ms per reply"), merged, note)
+    yield knowledge_table(server)
     if "peers" in results:
         yield peers_table(results["peers"])
 
@@ -93,16 +107,6 @@ def steps_table(steps: Results) -> Table:
     return Table("Training step of one client", headings, rows, note)
 
 
-def engine_table(engine: Results) -> Table:
-    rows = [(category, percent(share)) for category, share in engine["shares"].items()]
-    note = (
-        f"The default FedWeIT plan: {engine['clients']} clients, {engine['tasks']} tasks of "
-        f"{engine['rounds_per_task']} rounds, one worker; {engine['rounds_per_second']:.2f} rounds and "
-        f"{engine['images_per_second']:.0f} images per second. Finished tasks are tested only at the end of a task."
-    )
-    return Table("Time of a round", ("category", "share"), rows, note)
-
-
 def runs_table(results: Results) -> Table:
     workers, memory, start = results["workers"], results["memory"], results["start"]["seconds"]
     rows = [
@@ -146,21 +150,6 @@ def paired_table(paired: Results) -> Table:
     return Table("Accuracy cost of the saved bytes", headings, rows, f"The same plan with {paired['tasks']} tasks.")
 
 
-def wire_table(wire: Results) -> Table:
-    rates = [f"{act}_megabytes_per_second" for act in ("encode", "decode", "copy")]
-    rows = [(form, size(one["bytes"]), *(f"{one[rate]:,.0f}" for rate in rates)) for form, one in wire.items()]
-    return Table("Encoding, MB/s", ("LeNet as", "encoded size", "encode", "decode", "plain copy"), rows)
-
-
-def aggregation_table(server: Results) -> Table:
-    rows = [
-        (f"{int(count):,}", f"{one['seconds']['median']:.3f}", f"{one['milliseconds_per_message']:.2f}")
-        for count, one in server["aggregation"].items()
-    ]
-    note = f"{server['different_replies']} different replies, repeated."
-    return Table("Server: merging the replies of a round", ("replies", "seconds", "ms per reply"), rows, note)
-
-
 def knowledge_table(server: Results) -> Table:
     rows = [
         (
@@ -189,10 +178,6 @@ def peers_table(peers: Results) -> Table:
         "Flower's clients also average the head; weft's keep theirs."
     )
     return Table("FedAvg", ("", "seconds per round", "seconds in total", "accuracy"), rows, note)
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def number(value: float | None) -> str:
@@ -226,10 +211,8 @@ def to_markdown(results: Results) -> str:
         "",
     ]
     for table in tables(results):
-        lines += [f"## {table.title}", "", f"| {' | '.join(table.headings)} |"]
-        lines.append(f"| {' | '.join(['---', *['---:'] * (len(table.headings) - 1)])} |")
-        lines += [f"| {' | '.join(row)} |" for row in table.rows]
-        lines += ["", table.note, ""] if table.note else [""]
+        lines += [f"## {table.title}", "", markdown_table(table.headings, table.rows), ""]
+        lines += [table.note, ""] if table.note else []
     return "\n".join(lines)
 
 

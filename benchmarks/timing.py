@@ -34,6 +34,8 @@ def quartiles(values: Sequence[float]) -> dict[str, Any]:
     """
     >>> quartiles([4.0, 1.0, 2.0, 3.0, 100.0])
     {'median': 3.0, 'low': 2.0, 'high': 4.0, 'count': 5}
+    >>> quartiles([5.0])["high"]
+    5.0
     """
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     return {"median": middle, "low": low, "high": high, "count": len(values)}
@@ -42,7 +44,7 @@ def quartiles(values: Sequence[float]) -> dict[str, Any]:
 def ratio(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
     """Divide two contenders pass by pass: what slows down a whole pass cancels out.
 
-    >>> ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])["median"]
+    >>> ratio([2.0, 20.0, 2.0, 3.0], [1.0, 10.0, 1.0, 1.5])["median"]
     2.0
     """
     return quartiles([one / other for one, other in zip(above, below, strict=True)])

@@ -72,15 +72,6 @@ def test_bytes_count_as_saved_only_if_accuracy_is_kept(found, lost, met):
     assert bars_by_name["two_workers_speedup"]["met"]
 
 
-def test_the_page_shows_the_accuracy_cost_of_saved_bytes(found):
-    assert "ignore accuracy" in report.to_markdown(found)
-    found["paired"] = PAIRED
-    page = report.to_markdown(found)
-    assert "ignore accuracy" not in page
-    assert "| 0 | 80.0 % | 82.0 % | -2.0 |" in page
-    assert "| mean | 79.5 % | 80.5 % | -1.0 |" in page
-
-
 RATIOS = {
     "lenet_speedup_over_plain": 3.2,
     "fedweit_task10_over_lenet": 1.28,
@@ -96,12 +87,9 @@ RATIOS = {
 }
 
 
-def test_ratios_come_from_the_results_of_the_parts(found):
+def test_ratios_come_from_the_parts_and_bars_are_met_from_the_right_side(found):
     assert found["ratios"] == pytest.approx(RATIOS)
     assert list(found["ratios"]) == list(bars.BARS)
-
-
-def test_bars_are_met_from_the_right_side(found):
     missed = [bar["ratio"] for bar in found["bars"] if bar["met"] is False]
     assert missed == ["fedweit_task50_over_task2", "c2s_bytes_over_dense", "bits_per_adaptive_value"]
     aims = [bar["ratio"] for bar in found["bars"] if bar["aim_met"]]
@@ -118,18 +106,20 @@ def test_the_page_names_the_machine_and_holds_every_table(found):
     assert "The run of 1,000 clients was stopped after 25 s" in text
     assert "| fedweit task 10 foreign 5 | 160.0 | 144.0 to 176.0 | 625 | 50.0 % | - |" in text
     assert "Flower" not in text
-    for table in report.tables(found):
-        assert all(len(row) == len(table.headings) for row in table.rows), table.title
-    found["memory"]["clients"]["1000"]["complete"] = True
-    assert "was stopped" not in report.to_markdown(found)
-
-
-def test_the_page_compares_with_flower(found):
+    assert "ignore accuracy" in text
     one = {"accuracy": 0.82, "seconds": 40.0, "round_seconds": spread(3.0)}
     found["peers"] = {"clients": 5, "turns": 2, "rounds": 5, "batch_size": 20, "workers": 2, "flower": one, "weft": one}
+    found["paired"] = PAIRED
+    found["memory"]["clients"]["1000"]["complete"] = True
     text = report.to_markdown(found)
+    assert "was stopped" not in text
+    assert "ignore accuracy" not in text
     assert "weft bench --quick --peers --out results" in text
     assert "| Flower's simulation, plain LeNet | 3.00 | 40.0 | 82.0 % |" in text
+    assert "| 0 | 80.0 % | 82.0 % | -2.0 |" in text
+    assert "| mean | 79.5 % | 80.5 % | -1.0 |" in text
+    for table in report.tables(found):
+        assert all(len(row) == len(table.headings) for row in table.rows), table.title
 
 
 def test_every_table_fits_a_terminal(found):
@@ -162,17 +152,13 @@ def command(found, monkeypatch):
     return lambda *words: (CliRunner().invoke(cli.app, ["bench", *words]), asked)
 
 
-def test_stdout_has_only_json(command, found):
+def test_stdout_has_only_json_and_a_missed_bar_fails_with_check(command, found):
     done, asked = command("--json", "--quick")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout) == json.loads(json.dumps(found))
     assert asked == [(True, False)]
     assert "training steps" in done.stderr
-
-
-def test_a_missed_bar_fails_only_with_check(command, found):
-    assert command()[0].exit_code == 0
-    assert command("--check", "--json")[0].exit_code == 1
+    assert command("--check", "--json")[0].exit_code == 1, "a bar is missed"
     for bar in found["bars"]:
         bar["met"] = True
     assert command("--check", "--json")[0].exit_code == 0
@@ -213,26 +199,22 @@ def test_an_interrupted_benchmark_keeps_its_results(monkeypatch, tmp_path, end):
     assert (tmp_path / "bench.json").read_text() == "an earlier one"
 
 
-def test_an_unwritable_folder_is_an_error_before_anything_is_measured(monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(processes, "measure_part", lambda *_: pytest.fail("measured"))
-    (tmp_path / "results").write_text("a file")
-    done = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path / "results")])
-    assert isinstance(done.exception, WeftError)
-    assert "choose another --out" in str(done.exception)
-    assert (tmp_path / "results").read_text() == "a file"
-
-
 def test_what_is_missing_is_an_error_before_anything_is_measured(monkeypatch, tmp_path):
+    pytest.importorskip("matplotlib")
     monkeypatch.setattr(peers, "PYTHON", Path("nowhere", "python"))
     monkeypatch.setattr(processes, "measure_part", lambda *_: pytest.fail("measured"))
-    done = CliRunner().invoke(cli.app, ["bench", "--peers"])
-    assert isinstance(done.exception, WeftError)
-    assert "make peers" in str(done.exception)
+
+    def error(*words: str) -> str:
+        done = CliRunner().invoke(cli.app, ["bench", *words])
+        assert isinstance(done.exception, WeftError)
+        return str(done.exception)
+
+    (tmp_path / "results").write_text("a file")
+    assert "choose another --out" in error("--out", str(tmp_path / "results"))
+    assert (tmp_path / "results").read_text() == "a file"
+    assert "make peers" in error("--peers")
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    done = CliRunner().invoke(cli.app, ["bench", "--out", str(tmp_path)])
-    assert isinstance(done.exception, WeftError)
-    assert "pip install 'weft[figures]'" in str(done.exception)
+    assert "pip install 'weft[figures]'" in error("--out", str(tmp_path))
 
 
 def test_the_machine_is_named_without_host_or_path(tmp_path):
@@ -278,27 +260,19 @@ def test_memory_is_that_of_a_process_and_its_children():
 
 
 @pytest.mark.long
-def test_a_failed_part_names_the_cause():
+def test_a_failed_part_or_run_names_the_cause(tmp_path):
     with pytest.raises(WeftError, match="batch_size"):
         processes.measure_part("wire", {"plan": {"batch_size": -1}, "passes": 1}, lambda *_: None)
-
-
-@pytest.mark.long
-def test_a_failed_run_is_an_error(tmp_path):
     error = pytest.raises(WeftError, match=r"ended with code 2.*nobody")
     with processes.weft_run(["nobody.toml", "--out", "run"], tmp_path) as process, error:
         processes.watch(process, tmp_path, lambda: False)
 
 
 @pytest.mark.long
-def test_the_first_step_of_a_real_run_is_timed():
+def test_real_runs_are_measured():
     start = time.time()
     found = runs.measure_start(TINY, 1, lambda *_: None)
     assert 0.3 < found["seconds"]["median"] < time.time() - start
-
-
-@pytest.mark.long
-def test_workers_and_memory_of_real_runs():
     found = runs.measure_workers(TINY, 1, 4, lambda *_: None)
     assert found["round_seconds"]["1"]["count"] == found["round_seconds"]["2"]["count"] == 2
     assert found["speedup"] > 0

@@ -78,15 +78,11 @@ def test_a_run_records_all_datasets_of_its_scenario(own_cache, tmp_path):
     assert images_of(tmp_path / "run").split() == [f"{name}:{wanted[name]}" for name in sorted(wanted)]
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert "torch" in environment["packages"]
+    weft.run(Plan.merge({**TINY, "scenario": "glyphs"}), tmp_path / "drawn")
+    assert (read_images(tmp_path / "drawn"), images_of(tmp_path / "drawn")) == ({}, "")
 
 
-def test_drawn_images_need_no_fingerprint(tmp_path):
-    weft.run(Plan.merge({**TINY, "scenario": "glyphs"}), tmp_path / "run")
-    assert read_images(tmp_path / "run") == {}
-    assert images_of(tmp_path / "run") == ""
-
-
-def test_a_run_resumes_only_with_the_same_images(own_cache, tmp_path):
+def test_a_run_is_resumed_with_the_same_images_and_split_only(own_cache, tmp_path, monkeypatch):
     with pytest.raises(Stop):
         weft.run(Plan.merge(TINY), tmp_path / "run", display=Stopper(3))
     arrays = small_dataset("svhn")
@@ -96,17 +92,11 @@ def test_a_run_resumes_only_with_the_same_images(own_cache, tmp_path):
         with pytest.raises(WeftError, match=said):
             weft.resume(tmp_path / "run")
     cache.write(own_cache, "svhn", arrays)
-    assert weft.resume(tmp_path / "run").accuracy is not None
-
-
-def test_a_run_resumes_only_with_the_same_splits(own_cache, tmp_path, monkeypatch):
-    with pytest.raises(Stop):
-        weft.run(Plan.merge(TINY), tmp_path / "run", display=Stopper(3))
-    monkeypatch.setitem(SPLIT_VERSIONS, "svhn", 1)
-    with pytest.raises(WeftError, match=r"other .* splits of svhn .*run again in a new folder"):
-        weft.resume(tmp_path / "run")
-    check_images(tmp_path / "run", same_splits=False)  # for export only the images matter
-    monkeypatch.delitem(SPLIT_VERSIONS, "svhn")
+    with monkeypatch.context() as patch:
+        patch.setitem(SPLIT_VERSIONS, "svhn", 1)
+        with pytest.raises(WeftError, match=r"other .* splits of svhn .*run again in a new folder"):
+            weft.resume(tmp_path / "run")
+        check_images(tmp_path / "run", same_splits=False)  # for export only the images matter
     assert weft.resume(tmp_path / "run").accuracy is not None
 
 

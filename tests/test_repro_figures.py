@@ -8,30 +8,28 @@ import io
 import json
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-from cli_helpers import Outcome, assert_one_line
 from PIL import Image
 
-import weft.cli.app
 from weft import repro
 from weft.errors import WeftError
 from weft.metrics import Spread
 from weft.report.reading import read_run
-from weft.repro import Experiment, Row, drawing, output, runner
+from weft.repro import Experiment, Row, drawing, output
 from weft.repro.figures import FIGURES, Figure, by_dataset, by_round, first_connected, shown_tasks
 from weft.repro.runner import Request, reproduce
 from weft.repro.store import Results, Store, short_hash
 from weft.runs.folder import accuracy_matrices, read_plan
 from weft.runs.result import Result
 
-pytest_plugins = ["cli_helpers", "data_helpers"]
+pytest_plugins = ["data_helpers"]
 
 NAMES = [name for name in repro.ready_experiments() if repro.load(name).figure]
 SMALL_NETWORK = {"network": "mlp", "network.hidden": 8, "network.features": 8, "rounds_per_task": 2, "batch_size": 20}
@@ -67,13 +65,6 @@ def tiny_figure(name: str) -> Experiment:
     return found.model_copy(update={"rows": rows, "small": None, "scale": None, "seeds": 1})
 
 
-class Silent:
-    """Shows nothing."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
-
-
 class Made:
     """A figure that was made of tiny runs."""
 
@@ -82,7 +73,7 @@ class Made:
         self.out, self.runs = folder / "results", folder / "runs"
         request = Request(self.figure, self.figure.rows, range(1), self.runs)
         self.store = Store(self.figure, self.out, output.render)
-        self.results, self.files = reproduce(request, self.out, 1, Silent(), pytest.fail)  # type: ignore[arg-type]
+        self.results, self.files = reproduce(request, self.out, 1, MagicMock(), pytest.fail)
         assert not self.results.failures
 
     def run(self, label: str) -> Path:
@@ -107,8 +98,9 @@ def made(small_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield make
 
 
-def journal(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+def journal(folder: Path, kind: str) -> list[dict[str, Any]]:
+    events = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == kind]
 
 
 # ---- all of them -----------------------------------------------------------------------------------------------------
@@ -162,8 +154,8 @@ def test_interference_is_the_receivers_second_task(made):
     for sender in ("svhn", "cifar10", "nobody"):
         wanted = [
             event["valid_accuracy"]
-            for event in journal(one.run(sender))
-            if event["event"] == "reply" and (event["client"], event["task"]) == (0, 1)
+            for event in journal(one.run(sender), "reply")
+            if (event["client"], event["task"]) == (0, 1)
         ]
         found = [line for line in one.lines() if line["sender"] == sender]
         assert [float(line["validation_accuracy"]) for line in found] == wanted
@@ -177,8 +169,8 @@ def test_adaptation_is_the_mean_over_clients(made):
     one = made("fig-adaptation")
     wanted = [
         event["valid_accuracy"]
-        for event in journal(one.run("apd-c100"))
-        if event["event"] == "reply" and (event["task"], event["round"]) == (2, 1)
+        for event in journal(one.run("apd-c100"), "reply")
+        if (event["task"], event["round"]) == (2, 1)
     ]
     assert len(wanted) == CLIENTS["c100"]
     (found,) = [
@@ -195,7 +187,7 @@ def test_adaptation_is_the_mean_over_clients(made):
 def test_async_is_what_was_tested_last_by_the_work_done(way, made):
     """With two tasks there are two moments: half of the work, and all of it."""
     one = made("fig-async")
-    events = [event for event in journal(one.run(f"glyphs-{way}")) if event["event"] == "tested"]
+    events = journal(one.run(f"glyphs-{way}"), "tested")
     whole = max(event["images"] for event in events)
     found = {float(line["work"]): float(line["accuracy"]) for line in one.lines() if line["row"] == f"glyphs-{way}"}
     ends = [event for event in events if event["task"] == 1]
@@ -208,7 +200,7 @@ def test_async_is_what_was_tested_last_by_the_work_done(way, made):
 @pytest.mark.slow
 def test_transfer_is_the_mean_over_later_tasks_with_and_without(made):
     one = made("fig-transfer")
-    answers = [event for event in journal(one.run("disjoint-with")) if event["event"] == "reply"]
+    answers = journal(one.run("disjoint-with"), "reply")
     wanted = fmean(event["valid_accuracy"] for event in answers if (event["task"], event["round"]) == (1, 0))
     found = {line["round"]: line for line in one.lines() if line["row"] == "disjoint-with"}
     assert (found["1"]["tasks"], found["1"]["foreign"]) == ("glyphs, disjoint tasks", "with")
@@ -252,9 +244,8 @@ def test_attention_is_that_of_the_saved_states(made):
     run = read_run(one.run("fedweit"))
     received = [item for item in run.attention if (item.client, item.task) == (1, 2)]
     assert received
-    wanted = [
-        (run.task_name(item.sender, item.sender_task), item.alphas[0]) for item in received
-    ]  # the mlp's first layer
+    # alphas[0]: the mlp's first layer
+    wanted = [(run.task_name(item.sender, item.sender_task), item.alphas[0]) for item in received]
     found = [line for line in one.lines() if line["task"] == run.task_name(1, 2)]
     assert [(line["foreign_task"], float(line["attention"])) for line in found] == wanted
     assert {float(line["foreign_count"]) for line in found} == {len(received)}
@@ -342,84 +333,3 @@ def test_the_chosen_tasks_of_forgetting_are_at_the_papers_positions(tasks, wante
     panels = {f"task {number}": {"fedweit": [(1.0, Spread(0.5, None))]} for number in range(1, tasks)}
     shown = figure("forgetting").charts(panels)[""].axes
     assert [axes.get_title() for axes in shown] == [f"task {number}" for number in wanted]
-
-
-# ---- the command -----------------------------------------------------------------------------------------------------
-
-COST = """
-title = "A tiny figure"
-figure = "cost"
-plan = "overlapped-cifar100"
-method = "fedavg"
-seeds = 1
-set = { clients = 2, tasks = 2, rounds_per_task = 2, batch_size = 20, network = "mlp" }
-
-[rows]
-"fedavg-0.3" = { set = { method.keep = 0.3 } }
-fedavg-1 = { set = { method.keep = 1.0 } }
-"""
-
-
-@pytest.fixture
-def weft_repro(small_data, tmp_path, monkeypatch, capsys):
-    """`weft repro` in a folder with the experiments mine.toml and other.toml."""
-    monkeypatch.chdir(tmp_path)
-    for name in ("mine", "other"):
-        Path(f"{name}.toml").write_text(COST)
-
-    def act(*words: str) -> Outcome:
-        capsys.readouterr()
-        monkeypatch.setattr(sys, "argv", ["weft", "repro", *words])
-        with pytest.raises(SystemExit) as end:
-            weft.cli.app.main()
-        printed = capsys.readouterr()
-        return Outcome(int(end.value.code or 0), printed.out, printed.err)
-
-    return act
-
-
-@pytest.mark.slow
-def test_a_figure_by_its_command(weft_repro):
-    outcome = weft_repro("mine.toml", "--workers", "1", "--only", "fedavg-1")
-    assert outcome.code == 0, outcome
-    assert "1 of 1 runs finished" in outcome.err
-    assert outcome.out.splitlines()[-4:] == [f"results/mine.{kind}" for kind in ("csv", "md", "png", "svg")]
-    assert "| fedavg | " in outcome.out
-    again = weft_repro("mine.toml", "--workers", "1", "--json")
-    assert again.code == 0, again
-    assert [x for x, *_ in json.loads(again.out)["panels"]["accuracy"]["fedavg"]] == [0.3, 1]
-    assert "1 of 2 runs to do" in again.err
-    assert weft_repro("mine.toml").err == ""
-
-
-def test_without_matplotlib_nothing_is_run(weft_repro, monkeypatch):
-    monkeypatch.setattr(runner, "find_spec", lambda name: None)
-    assert_one_line(weft_repro("mine.toml"), "matplotlib", 'pip install "weft[figures]"')
-    assert not Path("results").exists()
-    assert not Path("runs").exists()
-
-
-@pytest.mark.slow
-def test_a_run_of_the_same_plan_serves_two_figures(weft_repro):
-    assert weft_repro("mine.toml", "--workers", "1", "--only", "fedavg-1").code == 0
-    broken = Path("runs/repro/broken/fedavg-1-s0")
-    broken.mkdir(parents=True)
-    (broken / "plan.toml").write_bytes(Path("runs/repro/mine/fedavg-1-s0/plan.toml").read_bytes())
-    outcome = weft_repro("other.toml", "--only", "fedavg-1")
-    assert (outcome.code, outcome.err) == (0, "")
-    assert not Path("runs/repro/other").exists()
-    assert Path("results/mine.csv").read_text() == Path("results/other.csv").read_text()
-    elsewhere = weft_repro("other.toml", "--only", "fedavg-1", "--runs", "mine", "--out", "mine", "--workers", "1")
-    assert elsewhere.code == 0
-    assert Path("mine/fedavg-1-s0/summary.json").exists()
-
-
-@pytest.mark.slow
-def test_without_a_name_all_are_listed(weft_repro):
-    outcome = weft_repro()
-    assert outcome.code == 0
-    assert max(map(len, outcome.out.splitlines())) <= 80
-    listed = {entry["name"]: entry for entry in json.loads(weft_repro("--json").out)}
-    assert set(listed) == set(repro.ready_experiments())
-    assert set(listed["table1"]) == {"name", "title", "rows", "plan"}
-    assert all(name in outcome.out for name in listed)

@@ -15,7 +15,6 @@ import pytest
 from rich.console import Console
 
 from weft.errors import WeftError
-from weft.metrics import spread
 from weft.report import terminal
 from weft.repro import Experiment, output, store
 from weft.repro.store import Record, Results, Store, csv_text, measured_line, read_csv, short_hash
@@ -126,14 +125,6 @@ def test_without_numbers_of_the_paper_there_is_no_column_and_no_order(table):
     assert "Kendall" not in output.page(results)
 
 
-def test_escaping_for_latex():
-    odd = "50 % & more_or #less $5 {a} ~b ^c \\d <e> -1 a-b 1-2"
-    assert output.escape(odd) == (
-        r"50 \% \& more\_or \#less \$5 \{a\} \textasciitilde{}b \textasciicircum{}c \textbackslash{}d "
-        r"\textless{}e\textgreater{} $-$1 a-b 1-2"
-    )
-
-
 def test_hashes_do_not_depend_on_the_time():
     one = measured_line(summary(0.5, 0.1))
     assert re.fullmatch("[0-9a-f]{16}", one["summary_hash"])
@@ -155,24 +146,6 @@ def test_the_csv_is_sorted_and_read_back_to_the_last_digit(tmp_path, table):
     assert [line.split(",")[2] for line in text.splitlines()[1:]] == ["0", "2", "10"]
     (tmp_path / "a.csv").write_text(text)
     assert list(read_csv(table, tmp_path / "a.csv").values()) == sorted(records, key=lambda one: one.seed)
-
-
-def test_mean_and_deviation_need_values():
-    assert spread([None]) is None
-    assert spread([]) is None
-
-
-def test_kendalls_tau_with_ties():
-    # pairs: (1,2) tied on the left, (1,3) and (2,3) agree: 2 / sqrt(2 * 3)
-    assert output.kendall_tau([1, 1, 2], [1, 2, 3]) == pytest.approx(2 / 6**0.5)
-
-
-def test_another_process_may_write_meanwhile(tmp_path, table):
-    for label in ("fedavg", "stl"):
-        results = Results(table, table.rows, range(1))
-        results.add(record(table, label, 0, summary(0.5, 0.1)))
-        Store(table, tmp_path, output.render).write(results)
-    assert [label for label, _ in read_csv(table, tmp_path / "tiny.csv")] == ["fedavg", "stl"]
 
 
 # ---- on the screen ---------------------------------------------------------------------------------------------------

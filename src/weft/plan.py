@@ -372,10 +372,10 @@ def find(path: str | Path) -> Path:
     raise WeftError(f"there is no plan {path}; {nearest(Path(path).stem, ready)} (weft list plans shows them)")
 
 
-def ready_plans() -> dict[str, Path]:
-    """The plans that weft ships, by name: inside an installed package, or at the top of a source tree."""
+def ready_plans(kind: str = "plans") -> dict[str, Path]:
+    """The plans (or experiments) of weft by name: inside an installed package, or at the top of a source tree."""
     here = Path(__file__).resolve().parent
-    for folder in (here / "plans", here.parent.parent / "plans"):
+    for folder in (here / kind, here.parent.parent / kind):
         if folder.is_dir():
             return {file.stem: file for file in sorted(folder.glob("*.toml"))}
     return {}

@@ -3,8 +3,9 @@
 An experiment is a TOML file: a plan, rows that each change something in it, and the paper's numbers. The files of the
 paper's tables and figures are in experiments/; `weft repro my_table.toml` runs one of the user's.
 
-    figures.py   points, charts and text of the figures    store.py    results as csv, written under a lock
-    runner.py    run what is missing                       output.py   Markdown, LaTeX, pictures, JSON
+    figures.py   points and text of the figures    store.py    results as csv, written under a lock
+    drawing.py   their charts                      output.py   Markdown, LaTeX, pictures, JSON
+    runner.py    run what is missing
 """
 
 from __future__ import annotations
@@ -46,9 +47,8 @@ def _pair(given: Any) -> Any:
 
 
 Overrides = Annotated[dict[str, Any], BeforeValidator(dotted)]  # of keys of the plan
-Published = Annotated[
-    tuple[float, float | None], BeforeValidator(_pair)
-]  # mean and deviation in the unit of our column
+# mean and deviation, in the unit of our column
+Published = Annotated[tuple[float, float | None], BeforeValidator(_pair)]
 
 
 class Row(BaseModel):
@@ -128,12 +128,7 @@ class Experiment(BaseModel):
 
 
 def ready_experiments() -> dict[str, Path]:
-    """The experiments of weft by name: inside an installed package, or at the top of a source tree."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "experiments", package.parent.parent / "experiments"):
-        if folder.is_dir():
-            return {file.stem: file for file in sorted(folder.glob("*.toml"))}
-    return {}
+    return ready_plans("experiments")
 
 
 def names_of(kind: Literal["tables", "figures"]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from weft.errors import WeftError
 from weft.report.reading import Run, read_journal, read_run
 from weft.report.text import markdown_table, share_of_dense
-from weft.repro import Experiment, FigureName, Row, drawing
+from weft.repro import Experiment, Row, drawing
 from weft.repro.drawing import Curve, Panels
 from weft.runs.folder import read_plan, read_summary
 
@@ -31,14 +31,17 @@ class Figure:
     x = "round"
     y = "validation accuracy (%)"
     size = (2.4, 2.0)  # inches of a panel
+    clients: ClassVar[Collection[int] | None] = None  # whose accuracy is read; None: all
     share_y = False
 
     def __init__(self, experiment: Experiment):
         self.names, self.reference = experiment.names, experiment.reference
 
     def points(self, row: Row, folder: Path) -> list[Point]:
-        """Read the points of a finished run."""
-        raise NotImplementedError
+        """Read the points of a finished run; here of each round, as the mean over all tasks but the first."""
+        later = [values for task, values in by_round(whole_run(folder), self.clients).items() if task > 0]
+        means = [fmean(values) for values in zip(*later, strict=True)]
+        return [(row.panel, row.series or row.label, number, value) for number, value in enumerate(means, start=1)]
 
     def charts(self, panels: Panels) -> Mapping[str, Picture]:
         """Charts by the suffix of their file names."""
@@ -79,11 +82,7 @@ class Interference(Figure):
     """Validation accuracy of client 0 in its second task, round by round."""
 
     columns = ("panel", "sender", "round", "validation_accuracy")
-    size = (3.5, 2.2)
-
-    def points(self, row: Row, folder: Path) -> list[Point]:
-        values = by_round(whole_run(folder), {0})[1]
-        return [(row.panel, row.series or row.label, number, value) for number, value in enumerate(values, start=1)]
+    clients, size = (0,), (3.5, 2.2)
 
 
 class Adaptation(Figure):
@@ -230,11 +229,6 @@ class Transfer(Figure):
 
     columns = ("tasks", "foreign", "round", "validation_accuracy")
 
-    def points(self, row: Row, folder: Path) -> list[Point]:
-        later = [values for task, values in by_round(whole_run(folder)).items() if task > 0]
-        means = [fmean(values) for values in zip(*later, strict=True)]
-        return [(row.panel, row.series or row.label, number, value) for number, value in enumerate(means, start=1)]
-
 
 PAPER_TASKS = {"mnist": "mnist-0", "cifar100": "cifar100-10"}  # split 0 of MNIST, 10 of CIFAR-100
 
@@ -296,15 +290,7 @@ class Attention(Figure):
         return f"{self.name(dataset)} ({split})"
 
 
-FIGURES: dict[FigureName, type[Figure]] = {
-    "interference": Interference,
-    "adaptation": Adaptation,
-    "forgetting": Forgetting,
-    "cost": Cost,
-    "attention": Attention,
-    "async": Async,
-    "transfer": Transfer,
-}
+FIGURES: dict[str, type[Figure]] = {one.__name__.lower(): one for one in Figure.__subclasses__()}
 
 
 # ---- what the figures share ------------------------------------------------------------------------------------------

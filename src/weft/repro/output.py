@@ -145,10 +145,8 @@ def page(results: Results, pictures: Sequence[str] = ()) -> str:
 
 def figure_text(results: Results) -> list[str]:
     assert results.experiment.figure
-    panels = results.panels()
-    return (
-        FIGURES[results.experiment.figure](results.experiment).text(panels) if panels else ["Nothing has been run yet."]
-    )
+    figure, panels = FIGURES[results.experiment.figure](results.experiment), results.panels()
+    return figure.text(panels) if panels else ["Nothing has been run yet."]
 
 
 def commands(results: Results) -> list[str]:
@@ -279,6 +277,8 @@ def kendall_tau(first: Sequence[float], second: Sequence[float]) -> float | None
     (1.0, -1.0)
     >>> kendall_tau([1, 2, 3], [1, 3, 2])   # 2 pairs agree, 1 does not: (2 - 1) / 3
     0.3333333333333333
+    >>> kendall_tau([1, 1, 2], [1, 2, 3]) == 2 / math.sqrt(2 * 3)   # one pair tied on the left, two agree
+    True
     >>> kendall_tau([1, 1], [1, 2]) is None   # no order at all
     True
     """
@@ -318,8 +318,8 @@ def latex(results: Results) -> str:
 def escape(text: str) -> str:
     r"""Escape special characters of LaTeX; a minus before a digit becomes a minus sign.
 
-    >>> print(escape("a_b & 5 % of $x^2$ {~} \\ # -0.1"))
-    a\_b \& 5 \% of \$x\textasciicircum{}2\$ \{\textasciitilde{}\} \textbackslash{} \# $-$0.1
+    >>> print(escape("a_b & 5 % of $x^2$ {~} \\ # > -0.1 a-b 1-2"))
+    a\_b \& 5 \% of \$x\textasciicircum{}2\$ \{\textasciitilde{}\} \textbackslash{} \# \textgreater{} $-$0.1 a-b 1-2
     """
     escaped = "".join(SPECIAL.get(sign, sign) for sign in text)
     return re.sub(r"(?<![\w.-])-(?=\d)", "$-$", escaped)

@@ -103,25 +103,6 @@ class Request:
         return found
 
 
-class Workers:
-    """One set of worker processes for all runs, replaced after a failed run, with which it may still be busy."""
-
-    def __init__(self, count: int):
-        check_resources(count)
-        self._count = count
-        self._pool: WorkerPool | None = None
-
-    def ready(self) -> int | WorkerPool:
-        if self._count > 1 and self._pool is None:
-            self._pool = WorkerPool(self._count)
-        return self._pool or 1
-
-    def close(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
-
-
 def reproduce(
     request: Request, out: Path, workers: int, progress: ExperimentProgress, say: Callable[[str], None]
 ) -> tuple[Results, list[Path]]:
@@ -130,9 +111,10 @@ def reproduce(
     Everything that can be checked is checked before the first run.
     """
     experiment = request.experiment
-    if experiment.figure:
-        check_matplotlib()
-    pool, store = Workers(workers), Store(experiment, out, render)
+    if experiment.figure and find_spec("matplotlib") is None:
+        raise WeftError('figures need matplotlib, which is not installed: pip install "weft[figures]"')
+    check_resources(workers)
+    store = Store(experiment, out, render)
     finished, known = request.finished(), store.read()
     results = Results(experiment, request.rows, request.seeds, dict(known))
     for job in request.jobs:
@@ -153,17 +135,21 @@ def reproduce(
     for (label, _), folder in finished.items():
         seconds.setdefault(label, []).append((read_summary(folder) or {})["seconds"])
     progress.experiment_started(len(request.jobs), [job.row.label for job in waiting], seconds)
-    try:
+    with contextlib.ExitStack() as pools:
+        pool: int | WorkerPool | None = None
         for job in waiting:
             progress.run_started(*job.key)
             try:
+                if pool is None:
+                    pool = pools.enter_context(contextlib.closing(WorkerPool(workers))) if workers > 1 else 1
                 if job.is_started():  # perhaps by another process meanwhile
-                    resume(job.folder, workers=pool.ready(), display=progress)
+                    resume(job.folder, workers=pool, display=progress)
                 else:
-                    run(job.plan, job.folder, workers=pool.ready(), display=progress)
+                    run(job.plan, job.folder, workers=pool, display=progress)
                 results.add(record_of(experiment, job.row, job.seed, job.folder))
             except WeftError as error:
-                pool.close()
+                pools.close()  # workers may still be busy with the failed run
+                pool = None
                 progress.run_failed(str(error))
                 if isinstance(error, RunLockedError):
                     results.locked[job.key] = str(error)
@@ -175,15 +161,7 @@ def reproduce(
                 summary = read_summary(job.folder) or {}
                 progress.run_finished(job.row.label, summary.get("accuracy"), summary["seconds"])
             files = store.write(results, more_to_come=job is not waiting[-1])
-    finally:
-        pool.close()
     return results, files
-
-
-def check_matplotlib() -> None:
-    """Fail before anything is run: figures need matplotlib."""
-    if find_spec("matplotlib") is None:
-        raise WeftError('figures need matplotlib, which is not installed: pip install "weft[figures]"')
 
 
 def _plan_text(folder: Path) -> str:
@@ -217,13 +195,6 @@ def _report_stale(results: Results, waiting: Sequence[Job], csv: Path, say: Call
         fate = "stale, run again (--out keeps yours apart)" if key in requested else "kept, not counted in the means"
         messages.setdefault(f"of {reason}: {fate}", []).append(key)
     for message, keys in messages.items():
-        say(f"{csv} has {_names(keys)} {message}")
-
-
-def _names(keys: Sequence[Key]) -> str:
-    """
-    >>> _names([("stl", 0), ("stl", 1)]), _names([("stl", seed) for seed in range(20)])
-    ('stl s0, stl s1', '20 runs (stl s0 to stl s19)')
-    """
-    names = [f"{label} s{seed}" for label, seed in keys]
-    return ", ".join(names) if len(names) <= MOST_NAMED else f"{len(names)} runs ({names[0]} to {names[-1]})"
+        names = [f"{label} s{seed}" for label, seed in keys]
+        few = len(names) <= MOST_NAMED
+        say(f"{csv} has {', '.join(names) if few else f'{len(names)} runs ({names[0]} to {names[-1]})'} {message}")
