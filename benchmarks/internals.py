@@ -28,9 +28,7 @@ from weft.core.loop import Federation
 from weft.engines.host import ClientHost, keep_memory
 from weft.engines.workers import ENVIRONMENT as WORKER_ENVIRONMENT
 from weft.methods.averaging import Update, Updates
-from weft.methods.fedweit.fedweit import FedWeIT
-from weft.methods.fedweit.formulas import largest, rows_in_turn
-from weft.methods.method import (
+from weft.methods.context import (
     KNOWLEDGE,
     Download,
     LocalTraining,
@@ -39,6 +37,8 @@ from weft.methods.method import (
     TaskContext,
     initial_body,
 )
+from weft.methods.fedweit.fedweit import FedWeIT
+from weft.methods.fedweit.formulas import largest, rows_in_turn
 from weft.methods.state import ClientState
 from weft.networks.flat import Layout, Network
 from weft.plan import Plan

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from pydantic import Field
 
-from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext
+from weft.methods.context import LocalTraining, TaskContext
+from weft.methods.method import Method, MethodInfo, MethodOptions
 from weft.methods.state import ClientState, empty
 
 

@@ -24,7 +24,7 @@ from weft.core.progress import ClientProgress, Progress
 from weft.core.schedule import Assignment, Schedule
 from weft.core.task_end import TaskEnd
 from weft.engines.simulated import SimulatedEngine
-from weft.methods.method import ServerContext, initial_body
+from weft.methods.context import ServerContext, initial_body
 from weft.methods.state import ClientState, Table
 from weft.networks.batches import Batches
 from weft.networks.flat import Layer, Layout

@@ -33,7 +33,7 @@ import weft
 from weft import networks, scenarios
 from weft.core import storage, training
 from weft.core.client import Runtime
-from weft.methods.fedweit import apd
+from weft.methods.fedweit import formulas
 from weft.methods.fedweit.fedweit import FedWeIT
 from weft.methods.method import TaskContext
 from weft.randomness import generator
@@ -296,41 +296,41 @@ def test_lenet(tmp_path, monkeypatch):
 
 
 def no_foreign_term(monkeypatch):
-    whole = apd.compose
+    whole = formulas.compose
 
     def compose(layout, base, mask, adaptive, attention, foreign, out, origin=None):
         whole(layout, base, mask, adaptive, None, [], out, origin)
 
-    monkeypatch.setattr(apd, "compose", compose)
+    monkeypatch.setattr(formulas, "compose", compose)
 
 
 def no_attention_gradient(monkeypatch):
-    whole = apd.pull_back
+    whole = formulas.pull_back
 
     def pull_back(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention):
         whole(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention)
         if by_attention is not None:
             by_attention.zero_()
 
-    monkeypatch.setattr(apd, "pull_back", pull_back)
+    monkeypatch.setattr(formulas, "pull_back", pull_back)
 
 
 def no_mask_gradient(monkeypatch):
-    whole = apd.pull_back
+    whole = formulas.pull_back
 
     def pull_back(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention):
         whole(layout, by_theta, base, mask, foreign, by_base, by_mask, by_attention)
         by_mask.zero_()
 
-    monkeypatch.setattr(apd, "pull_back", pull_back)
+    monkeypatch.setattr(formulas, "pull_back", pull_back)
 
 
 def no_drift_term(monkeypatch):
-    monkeypatch.setattr(apd, "drift_gradient", lambda *_: None)
+    monkeypatch.setattr(formulas, "drift_gradient", lambda *_: None)
 
 
 def no_proximal_step(monkeypatch):
-    monkeypatch.setattr(apd, "soft_threshold", lambda *_: None)
+    monkeypatch.setattr(formulas, "soft_threshold", lambda *_: None)
 
 
 def no_partial_update(monkeypatch):

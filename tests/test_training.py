@@ -11,7 +11,7 @@ from weft.core.client import answer
 from weft.core.training import train_round
 from weft.errors import WeftError
 from weft.methods import METHODS
-from weft.methods.method import Download, RoundContext, ServerContext, initial_body
+from weft.methods.context import Download, RoundContext, ServerContext, initial_body
 from weft.methods.state import RateSchedule
 from weft.networks.batches import Batches
 from weft.networks.flat import Network

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext
+from weft.methods.context import LocalTraining, TaskContext
+from weft.methods.method import Method, MethodInfo, MethodOptions
 from weft.methods.state import ClientState
 from weft.networks.losses import Loss
 from weft.randomness import generator

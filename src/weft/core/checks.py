@@ -19,7 +19,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from weft.core.progress import Pending
 from weft.errors import show
-from weft.methods.method import KNOWLEDGE, Method, TensorSpec
+from weft.methods.context import KNOWLEDGE, TensorSpec
+from weft.methods.method import Method
 from weft.networks.flat import Layout
 from weft.registry import short
 from weft.wire.message import Message, MessageError, decode

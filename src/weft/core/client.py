@@ -29,7 +29,8 @@ from weft.core.checks import request_fault
 from weft.core.training import train_round
 from weft.errors import WeftError
 from weft.methods.averaging import Tensors
-from weft.methods.method import KNOWLEDGE, Download, Method, TaskContext
+from weft.methods.context import KNOWLEDGE, Download, TaskContext
+from weft.methods.method import Method
 from weft.methods.state import ClientState, OptimizerState, RateSchedule
 from weft.networks.batches import Batches
 from weft.plan import Plan

@@ -19,7 +19,8 @@ from weft.core.schedule import Assignment
 from weft.core.storage import spill
 from weft.errors import WeftError
 from weft.methods.averaging import Update, Updates
-from weft.methods.method import KNOWLEDGE, Method, RoundContext, ServerContext
+from weft.methods.context import KNOWLEDGE, RoundContext, ServerContext
+from weft.methods.method import Method
 from weft.methods.state import ServerState
 from weft.plan import Plan
 from weft.wire.ledger import Direction, Entry, Ledger

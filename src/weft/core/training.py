@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from weft.errors import WeftError
-from weft.methods.method import LocalTraining, Method, TaskContext
+from weft.methods.context import LocalTraining, TaskContext
+from weft.methods.method import Method
 from weft.methods.state import ClientState, OptimizerState
 from weft.networks.batches import Batches
 from weft.plan import Plan

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -63,18 +62,14 @@ def _resolve(name: str) -> tuple[str, type[Method]]:
 
 
 def _one(name: str) -> type[Method]:
-    if ":" in name:
-        found = registry.find(name)
-        if not isinstance(found, type) or not issubclass(found, Method):
-            raise WeftError(f"{name} is no method; it has to be a class derived from weft.methods.method.Method")
-        return found
     if name.endswith(".py"):
         raise WeftError(f"{name} is a file; name the class in it too, as in {name}:MyMethod")
-    if name not in METHODS:
+    if ":" not in name and name not in METHODS:
         raise WeftError(f"there is no method {name!r}; {nearest(name, METHODS)}")
-    module, _, attribute = METHODS[name].partition(":")
-    known: type[Method] = getattr(importlib.import_module(module), attribute)
-    return known
+    found = registry.find(METHODS.get(name, name))
+    if not isinstance(found, type) or not issubclass(found, Method):
+        raise WeftError(f"{name} is no method; it has to be a class derived from weft.methods.method.Method")
+    return found
 
 
 def parts_of(name: str) -> list[str]:

@@ -61,9 +61,9 @@ class Updates:
         """The weighted mean of what was sent; `known` if nobody sent it; mixed into `known` if asynchronous."""
         if not (parts := self.parts(name)):
             return known
-        return (
-            mix(known, parts[0], self.mix) if self.mix is not None else average(parts, self.weights(name, by), divide)
-        )
+        if self.mix is not None:
+            return mix(known, parts[0], self.mix)
+        return average(parts, self.weights(name, by), divide)
 
     def sum(self, name: str) -> torch.Tensor:
         parts = self.parts(name)
@@ -131,10 +131,3 @@ def merge(received: Payload, weights: torch.Tensor) -> torch.Tensor:
         return received.over(weights.clone())
     value = received.dense()
     return torch.where(value != 0, value, weights)
-
-
-def compact(vector: Payload) -> Payload:
-    """A vector with many zeros as its nonzeros, whose indices travel with at most a byte each."""
-    if isinstance(vector, torch.Tensor) and 2 * int(vector.count_nonzero()) < len(vector):
-        return tensors.Sparse.of(vector)
-    return vector

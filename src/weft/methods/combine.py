@@ -6,25 +6,19 @@ half. Options and states of a combination are dataclasses made of those of its p
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import create_model
 
 from weft.errors import WeftError
 from weft.methods.averaging import Tensors, Updates
-from weft.methods.method import (
-    Download,
-    LocalTraining,
-    Method,
-    MethodInfo,
-    MethodOptions,
-    RoundContext,
-    ServerContext,
-    TaskContext,
-    TensorSpec,
-)
+from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
+from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
 from weft.methods.state import ClientState, TaskState
+
+T = TypeVar("T")
 
 
 class Combined(Method):
@@ -78,32 +72,29 @@ def combine(parts: dict[str, type[Method]]) -> tuple[str, type[Method]]:
     _check(parts)
     order = sorted(parts, key=lambda name: (not parts[name].traits.federated, parts[name].traits.composes_theta, name))
     classes = [parts[name] for name in order]
-    server_half, composes = classes[0], classes[-1].traits.composes_theta
-    name = "+".join(order)
+    name, info, composes = "+".join(order), classes[0].info, classes[-1].traits.composes_theta
+    uploads, downloads = (
+        words.replace("theta", "B") if composes else words for words in (info.uploads, info.downloads)
+    )
     combined = type(
         "".join(kind.__name__ for kind in classes),
         (Combined,),
         {
             "__doc__": f"{name}, made of its parts.",
             "part_types": list(reversed(classes)),
-            "Options": _options(name, classes),
-            **{kind: _state([getattr(part, kind) for part in classes]) for kind in ("Server", "Client", "Task")},
-            "info": MethodInfo(
-                "; ".join(kind.info.citation for kind in classes),
-                server_half.info.kind,
-                *(_of_base(words, composes) for words in (server_half.info.uploads, server_half.info.downloads)),
+            # where two parts have the same option, the local part's default wins
+            "Options": create_model(
+                "Options", __base__=_bases(kind.Options for kind in reversed(classes)), __doc__=f"Options of {name}."
             ),
+            **{kind: _state(getattr(part, kind) for part in classes) for kind in ("Server", "Client", "Task")},
+            "info": MethodInfo("; ".join(kind.info.citation for kind in classes), info.kind, uploads, downloads),
             "traits": _traits(classes),
         },
     )
     return name, combined
 
 
-def _of_base(words: str, composes: bool) -> str:
-    return words.replace("theta", "B") if composes else words
-
-
-def _traits(classes: list[type[Method]]) -> Any:
+def _traits(classes: list[type[Method]]) -> Traits:
     """Those of the server half, and what any part needs."""
     needy = [kind.traits for kind in classes if kind.traits.sgd_only]
     rate = needy[0].sgd_rate if needy else classes[0].traits.sgd_rate
@@ -111,20 +102,16 @@ def _traits(classes: list[type[Method]]) -> Any:
     return replace(classes[0].traits, sgd_only=bool(needy), sgd_rate=rate, composes_theta=composes)
 
 
-def _state(kinds: list[type[Any]]) -> type[Any]:
-    """One dataclass with the fields of all; those that another one extends already are left out."""
-    needed = [one for one in kinds if not any(issubclass(other, one) and other is not one for other in kinds)]
-    needed = list(dict.fromkeys(needed))
-    if len(needed) == 1:
-        return needed[0]
-    return dataclass(type("".join(kind.__name__ for kind in needed), tuple(needed), {}))
+def _bases(kinds: Iterable[type[T]]) -> tuple[type[T], ...]:
+    """Each class once, without those that another one extends already."""
+    found = dict.fromkeys(kinds)
+    return tuple(one for one in found if not any(issubclass(other, one) and other is not one for other in found))
 
 
-def _options(name: str, classes: list[type[Method]]) -> type[MethodOptions]:
-    """The options of all parts; where two have the same, the local part's default wins."""
-    found = [kind.Options for kind in reversed(classes)]
-    needed = [one for one in found if not any(issubclass(other, one) and other is not one for other in found)]
-    return create_model("Options", __base__=tuple(dict.fromkeys(needed)), __doc__=f"Options of {name}.")
+def _state(kinds: Iterable[type[Any]]) -> type[Any]:
+    """One dataclass with the fields of all."""
+    bases = _bases(kinds)
+    return bases[0] if len(bases) == 1 else dataclass(type("".join(kind.__name__ for kind in bases), bases, {}))
 
 
 def _check(parts: dict[str, type[Method]]) -> None:

@@ -16,27 +16,19 @@ method overrides the hooks in which it differs, in one file. `fedprox+ewc` calls
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from weft.lazy import torch
-from weft.methods.averaging import Fields, Tensors, Updates
-from weft.methods.state import ClientState, ServerState, TaskState
-from weft.randomness import generator
-from weft.wire import tensors
-from weft.wire.tensors import Sparse
+from weft.methods.averaging import Tensors, Updates
+from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
+from weft.methods.state import ClientState, ServerState, TaskState, shared_of
 
 if TYPE_CHECKING:
-    from weft.networks.batches import Batches
-    from weft.networks.flat import Layout, Network
-    from weft.plan import Plan
-
-KNOWLEDGE = "foreign/"  # before the name of a tensor of `Download.once`
-SplitName: TypeAlias = Literal["train", "valid", "test"]
+    from weft.networks.flat import Layout
 
 
 class MethodOptions(BaseModel):
@@ -78,104 +70,6 @@ class Traits:
     @property
     def supports_async(self) -> bool:
         return self.asynchronous or not self.federated  # with nothing sent there is nothing to merge
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """The form of one tensor of a reply."""
-
-    shape: Literal["dense", "rows", "sparse"]
-    size: int  # of the whole vector; rows are those of the network's layers
-    once: bool = False  # uploaded at the end of a task and not merged
-    rows: torch.Tensor | None = None  # exactly these rows, bool (rows,)
-    most_rows: tuple[int, ...] | None = None  # at most so many rows of each layer
-
-
-@dataclass
-class Download:
-    """What the server sends to one client."""
-
-    tensors: Tensors = field(default_factory=dict)
-    fields: Fields = field(default_factory=dict)
-    once: dict[str, Sparse] = field(default_factory=dict)  # goes to `client.knowledge`, even if training has stopped
-
-
-def no_images(split: SplitName) -> Batches:
-    raise AssertionError(f"the {split} images of a task are available only while it is trained")
-
-
-@dataclass(frozen=True)
-class ServerContext:
-    """What the server's hooks may use."""
-
-    plan: Plan
-    layout: Layout
-    initial: torch.Tensor  # the body that everybody starts from
-
-
-@dataclass(frozen=True)
-class RoundContext:
-    """The request that `configure` fills."""
-
-    plan: Plan
-    task: int
-    first: bool  # the client's first download of this task: kb^(t) is sent along (line 3)
-    repeats: Mapping[str, Any] = field(default_factory=dict)  # fields of an earlier first download, if it is repeated
-
-
-@dataclass(frozen=True)
-class TaskContext:
-    """The client's hooks get its task, the network as scratch memory, and the images of the task in training."""
-
-    client: int
-    task: int
-    plan: Plan
-    network: Network
-    load: Callable[[SplitName], Batches] = no_images
-
-    @property
-    def layout(self) -> Layout:
-        return self.network.layout
-
-    @property
-    def device(self) -> torch.device:
-        return self.network.vector.device
-
-    def initial(self) -> torch.Tensor:
-        """The body that everybody starts from, drawn from the plan's seed."""
-        return initial_body(self.network, self.plan.seed)
-
-
-@dataclass
-class LocalTraining:
-    """One round of local training: the variables that the optimizer moves, their gradients, and what else happens.
-
-    For each batch: compose, gradient, backward, penalties, optimizer step, after_step.
-    """
-
-    network: Network
-    variables: dict[str, torch.Tensor]
-    gradients: dict[str, torch.Tensor]
-    compose: Callable[[bool], None] = lambda evaluated: None  # variables -> theta (Eq. 1); True: as evaluated
-    backward: Callable[[], None] = lambda: None  # gradient by theta -> gradient by each variable
-    penalties: list[Callable[[], None]] = field(default_factory=list)  # each adds the gradient of a regularizer
-    after_step: list[Callable[[float], None]] = field(default_factory=list)  # gets the learning rate
-    on_end: list[Callable[[], None]] = field(default_factory=list)  # writes the variables to the client's state
-    rates: dict[str, float] = field(default_factory=dict)  # factor of the learning rate, by variable
-    dropout: float = 0.0
-
-    @classmethod
-    def plain(cls, client: ClientState, ctx: TaskContext) -> LocalTraining:
-        """Train theta itself: the variables are the network's memory."""
-        network, weights = ctx.network, ctx.layout.weights
-        network.vector[:weights], network.vector[weights:] = client.weights, client.private
-        variables = {"weights": network.vector[:weights], "private": network.vector[weights:]}
-        gradients = {"weights": network.gradient[:weights], "private": network.gradient[weights:]}
-
-        def store() -> None:
-            client.weights, client.private = (variables[name].detach().cpu().clone() for name in variables)
-
-        return cls(network, variables, gradients, on_end=[store])
 
 
 class Method:
@@ -236,39 +130,19 @@ class Method:
         """Write the weights of one task, current or finished, into the network."""
         weights = ctx.layout.weights
         ctx.network.vector[:weights] = client.weights
-        ctx.network.vector[weights:] = self.private_of(client, task)
+        ctx.network.vector[weights:] = client.private_of(task)
 
     # ---- for the hooks of methods ------------------------------------------------------------------------------------
 
-    def shared(self, source: ClientState | Mapping[str, torch.Tensor], layout: Layout) -> dict[str, torch.Tensor]:
-        """What tasks share: views of weights and biases of a client, of variables or of gradients."""
-        weights, private = (
-            (source.weights, source.private)
-            if isinstance(source, ClientState)
-            else (source["weights"], source["private"])
+    def shared(self, client: ClientState, layout: Layout) -> dict[str, torch.Tensor]:
+        """Views of what a client's tasks share: weights, and biases unless each task has its own."""
+        return shared_of(self.options, client.weights, client.private[: layout.biases])
+
+    def trained(self, training: LocalTraining) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Of what tasks share: its name, the variable in training and its gradient, to be changed in place."""
+        biases = training.network.layout.biases
+        variables, gradients = (
+            shared_of(self.options, source["weights"], source["private"][:biases])
+            for source in (training.variables, training.gradients)
         )
-        return self.shared_of(weights, private[: layout.body - layout.weights])
-
-    def shared_of(self, weights: torch.Tensor, biases: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"weights": weights, **({"biases": biases} if self.options.biases == "shared" else {})}
-
-    def private_of(self, client: ClientState, task: int) -> torch.Tensor:
-        """Biases and head of a task, current or finished."""
-        if task not in client.tasks:
-            return client.private
-        private: torch.Tensor = client.tasks[task].private
-        if self.options.biases == "shared":
-            private = torch.cat([client.private[: client.shared_biases], private])
-        return private
-
-
-def receive_biases(client: ClientState, download: Download) -> None:
-    """Replace the shared biases, which are sent along with theta_G."""
-    if (biases := download.tensors.get("biases")) is not None:
-        client.private = torch.cat([tensors.dense(biases), client.private[tensors.size(biases) :]])
-
-
-@functools.lru_cache(maxsize=2)
-def initial_body(network: Network, seed: int) -> torch.Tensor:
-    """The body that a seed gives; drawn once, so copy it before changing it."""
-    return network.initial_body(generator(seed, "initial"))
+        return ((name, variables[name], gradients[name]) for name in variables)

@@ -16,7 +16,8 @@ from weft.wire import tensors
 from weft.wire.tensors import Payload, Sparse
 
 if TYPE_CHECKING:
-    from weft.methods.method import MethodOptions, ServerContext, TaskContext
+    from weft.methods.context import ServerContext, TaskContext
+    from weft.methods.method import MethodOptions
     from weft.plan import Plan
 
 K = TypeVar("K", int, str)
@@ -68,6 +69,11 @@ class Table(MutableMapping[K, V], Generic[K, V]):
 
     def __len__(self) -> int:
         return len(self.memory.keys() | self.files.keys())
+
+
+def shared_of(options: MethodOptions, weights: V, biases: V) -> dict[str, V]:
+    """What tasks share, by name: the weights, and the biases unless each task has its own."""
+    return {"weights": weights, "biases": biases} if options.biases == "shared" else {"weights": weights}
 
 
 class Size(NamedTuple):
@@ -139,6 +145,17 @@ class ClientState:
         """Initialize a new client: B_c = theta_G (Alg. 1 line 1), which everybody draws from the same seed."""
         self.weights = ctx.initial()[: ctx.layout.weights].clone()
 
+    def private_of(self, task: int) -> torch.Tensor:
+        """Biases and head of a task, current or finished."""
+        if task not in self.tasks:
+            return self.private
+        return torch.cat([self.private[: self.shared_biases], self.tasks[task].private])
+
+    def receive_biases(self, biases: Payload | None) -> None:
+        """Replace the shared biases, if they were sent along with theta_G."""
+        if biases is not None:
+            self.private = torch.cat([tensors.dense(biases), self.private[tensors.size(biases) :]])
+
     def size(self) -> Size:
         heads = sum(tensors.nbytes(task.private) for task in self.tasks.values())
         return Size(self.weights.nbytes + heads + 4 * self.shared_biases, 4 * int(self.weights.count_nonzero()))
@@ -170,4 +187,4 @@ class SharedServer(ServerState):
 
     def shared(self, options: MethodOptions) -> dict[str, Payload]:
         """What every client is sent."""
-        return {"weights": self.weights, **({"biases": self.biases} if options.biases == "shared" else {})}
+        return shared_of(options, self.weights, self.biases)

@@ -80,6 +80,11 @@ class Layout:
         return sum(layer.rows for layer in self.layers)
 
     @property
+    def biases(self) -> int:
+        """The number of biases, and other values of the body that are not decomposed."""
+        return self.body - self.weights
+
+    @property
     def shared_statistics(self) -> slice:
         """Position of statistics among the biases that tasks share; empty if each task has its own."""
         return slice(*(min(index, self.body) - self.weights for index in self.statistics))

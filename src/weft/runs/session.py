@@ -28,7 +28,7 @@ from weft.engines.host import ClientHost, LocalEngine
 from weft.engines.simulated import SimulatedEngine
 from weft.engines.workers import WorkerEngine, WorkerPool
 from weft.errors import WeftError
-from weft.methods.method import LocalTraining, ServerContext, initial_body
+from weft.methods.context import LocalTraining, ServerContext, initial_body
 from weft.methods.state import OptimizerState
 from weft.plan import Plan
 from weft.runs.folder import RunFolder, read_rows

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from weft.lazy import lazy, torch
-from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext, Traits
-from weft.methods.state import ClientState
+from weft.methods.context import LocalTraining, TaskContext
+from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
+from weft.methods.state import ClientState, shared_of
 
 if TYPE_CHECKING:
     from weft.networks import fisher
@@ -48,14 +49,9 @@ class EWC(Method):
     options: EWCOptions
 
     def prepare(self, training: LocalTraining, client: EWCClient, ctx: TaskContext) -> None:
-        if ctx.task == 0:
-            return
-        theta, gradient = self.shared(training.variables, ctx.layout), self.shared(training.gradients, ctx.layout)
-        for name, curvature in client.curvature.items():
-            known = curvature.to(ctx.device), client.pulled[name].to(ctx.device)
-            training.penalties.append(
-                partial(curvature_gradient, theta[name], *known, self.options.lambda_ewc, gradient[name])
-            )
+        for name, theta, gradient in self.trained(training) if client.curvature else ():
+            sums = client.curvature[name].to(ctx.device), client.pulled[name].to(ctx.device)
+            training.penalties.append(partial(curvature_gradient, theta, *sums, self.options.lambda_ewc, gradient))
 
     def end_task(self, client: EWCClient, ctx: TaskContext) -> None:
         if not client.rate.epochs or not self.options.lambda_ewc:
@@ -72,7 +68,7 @@ def task_information(method: Method, client: ClientState, ctx: TaskContext) -> d
     method.load_task(client, ctx.task, ctx)
     found = fisher.fisher(ctx.network, ctx.load("train").in_order(FISHER_BATCH)).cpu()
     weights, body = ctx.layout.weights, ctx.layout.body
-    return {name: value.clone() for name, value in method.shared_of(found[:weights], found[weights:body]).items()}
+    return shared_of(method.options, found[:weights].clone(), found[weights:body].clone())
 
 
 def curvature_gradient(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext, Traits
+from weft.methods.context import LocalTraining, TaskContext
+from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
 from weft.methods.state import ClientState
 
 

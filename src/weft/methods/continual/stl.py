@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from weft.lazy import torch
-from weft.methods.method import Method, MethodInfo, MethodOptions, TaskContext, Traits
+from weft.methods.context import TaskContext
+from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
 from weft.methods.state import ClientState, Size, Table, TaskState, empty
 
 

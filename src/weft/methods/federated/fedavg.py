@@ -13,27 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from pydantic import Field
 
 from weft.lazy import torch
 from weft.methods.averaging import Average, Tensors, Updates, merge
+from weft.methods.context import Download, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.fedweit.formulas import largest_places
-from weft.methods.method import (
-    Download,
-    Method,
-    MethodInfo,
-    MethodOptions,
-    RoundContext,
-    ServerContext,
-    TaskContext,
-    TensorSpec,
-    Traits,
-    receive_biases,
-)
-from weft.methods.state import ClientState, SharedServer, empty
+from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
+from weft.methods.state import ClientState, SharedServer, empty, shared_of
 from weft.wire import codec, tensors
+from weft.wire.tensors import Payload
 
 if TYPE_CHECKING:
     from weft.networks.flat import Layout
@@ -49,7 +40,11 @@ class FedAvgClient(ClientState):
     received: torch.Tensor = field(default_factory=empty)  # theta_G as received; only for keep < 1
 
 
-class FedAvg(Method):
+S = TypeVar("S", bound=SharedServer)
+C = TypeVar("C", bound=FedAvgClient)
+
+
+class FedAvg(Method, Generic[S, C]):
     Options: ClassVar[type[MethodOptions]] = FedAvgOptions
     Server = SharedServer
     Client = FedAvgClient
@@ -65,31 +60,34 @@ class FedAvg(Method):
 
     # ---- server half
 
-    def configure(self, server: SharedServer, client: int, ctx: RoundContext) -> Download:
+    def configure(self, server: S, client: int, ctx: RoundContext) -> Download:
         return Download(server.shared(self.options))
 
     def upload_spec(self, layout: Layout, sent: Mapping[str, Any]) -> dict[str, TensorSpec]:
-        spec = {"weights": TensorSpec("dense" if self.options.keep == 1 else "sparse", layout.weights)}
-        if self.options.biases == "shared":
-            spec["biases"] = TensorSpec("dense", layout.body - layout.weights)
-        return spec
+        weights = TensorSpec("dense" if self.options.keep == 1 else "sparse", layout.weights)
+        return shared_of(self.options, weights, TensorSpec("dense", layout.biases))
 
-    def aggregate(self, server: SharedServer, updates: Updates, ctx: ServerContext) -> None:
+    def aggregate(self, server: S, updates: Updates, ctx: ServerContext) -> None:
         server.weights = updates.merge("weights", server.weights, self.options.average)
         server.biases = tensors.dense(updates.merge("biases", server.biases, self.options.average))
 
+    def compact(self, vector: torch.Tensor) -> Payload:
+        """A vector to send that is mostly 0, as with keep < 1: its nonzeros, whose indices take at most a byte each."""
+        mostly_zero = self.options.keep < 1 and 2 * int(vector.count_nonzero()) < len(vector)
+        return tensors.Sparse.of(vector) if mostly_zero else vector
+
     # ---- client half
 
-    def receive(self, client: FedAvgClient, download: Download, ctx: TaskContext) -> None:
+    def receive(self, client: C, download: Download, ctx: TaskContext) -> None:
         client.weights = merge(download.tensors["weights"], client.weights)
-        receive_biases(client, download)
+        client.receive_biases(download.tensors.get("biases"))
         if self.options.keep < 1:
             client.received = client.weights.clone()  # APD trains in place
 
-    def upload(self, client: FedAvgClient, ctx: TaskContext) -> Tensors:
+    def upload(self, client: C, ctx: TaskContext) -> Tensors:
         return self.cut(self.shared(client, ctx.layout), client, ctx)
 
-    def cut(self, vectors: dict[str, torch.Tensor], client: FedAvgClient, ctx: TaskContext) -> Tensors:
+    def cut(self, vectors: dict[str, torch.Tensor], client: C, ctx: TaskContext) -> Tensors:
         """What is sent of vectors called `weights` or `.../weights`: with keep < 1 the same positions of each."""
         # as they will arrive, since some methods remember what they sent
         vectors = {name: codec.arriving(vector, ctx.plan.wire) for name, vector in vectors.items()}

@@ -17,20 +17,11 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from weft.lazy import torch
-from weft.methods.averaging import Tensors, Updates, compact
+from weft.methods.averaging import Tensors, Updates
+from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.continual.ewc import curvature_gradient, task_information
 from weft.methods.federated.fedavg import FedAvg, FedAvgClient, FedAvgOptions
-from weft.methods.method import (
-    Download,
-    LocalTraining,
-    MethodInfo,
-    MethodOptions,
-    RoundContext,
-    ServerContext,
-    TaskContext,
-    TensorSpec,
-    Traits,
-)
+from weft.methods.method import MethodInfo, MethodOptions, Traits
 from weft.methods.state import SharedServer
 from weft.wire import tensors
 from weft.wire.tensors import Payload
@@ -38,7 +29,7 @@ from weft.wire.tensors import Payload
 if TYPE_CHECKING:
     from weft.networks.flat import Layout
 
-KINDS = ("fisher", "fisher_theta")  # u and v; at the server their sums, U and V
+U, V = "fisher", "fisher_theta"  # before the name of a tensor: u or U, v or V
 
 
 class FedCurvOptions(FedAvgOptions):
@@ -52,8 +43,8 @@ class FedCurvServer(SharedServer):
 
     def start(self, ctx: ServerContext, options: MethodOptions) -> None:
         super().start(ctx, options)
-        for name, value in self.shared(options).items():
-            self.sums |= {f"{kind}/{name}": torch.zeros_like(tensors.dense(value)) for kind in KINDS}
+        zeros = {name: torch.zeros_like(tensors.dense(value)) for name, value in self.shared(options).items()}
+        self.sums = {f"{kind}/{name}": zero for name, zero in zeros.items() for kind in (U, V)}
 
 
 @dataclass
@@ -62,7 +53,7 @@ class FedCurvClient(FedAvgClient):
     others: dict[str, torch.Tensor] = field(default_factory=dict)  # U - u and V - v
 
 
-class FedCurv(FedAvg):
+class FedCurv(FedAvg[FedCurvServer, FedCurvClient]):
     Options = FedCurvOptions
     Server = FedCurvServer
     Client = FedCurvClient
@@ -82,18 +73,16 @@ class FedCurv(FedAvg):
 
     # ---- server half
 
-    def configure(self, server: FedCurvServer, client: int, ctx: RoundContext) -> Download:  # type: ignore[override]
+    def configure(self, server: FedCurvServer, client: int, ctx: RoundContext) -> Download:
         """`counted`: whether the client has to take its own u and v out of U and V."""
-        sums: Tensors = {**server.sums}
-        if self.options.keep < 1:
-            sums = {name: compact(value) for name, value in sums.items()}
+        sums = {name: self.compact(value) for name, value in server.sums.items()}
         return Download({**server.shared(self.options), **sums}, {"counted": client in server.counted})
 
     def upload_spec(self, layout: Layout, sent: Mapping[str, Any]) -> dict[str, TensorSpec]:
         spec = super().upload_spec(layout, sent)
-        return spec | {f"{kind}/{name}": each for kind in KINDS for name, each in spec.items()}
+        return spec | {f"{kind}/{name}": each for kind in (U, V) for name, each in spec.items()}
 
-    def aggregate(self, server: FedCurvServer, updates: Updates, ctx: ServerContext) -> None:  # type: ignore[override]
+    def aggregate(self, server: FedCurvServer, updates: Updates, ctx: ServerContext) -> None:
         if not (senders := updates.senders("weights")):
             return
         super().aggregate(server, updates, ctx)
@@ -102,30 +91,23 @@ class FedCurv(FedAvg):
 
     # ---- client half
 
-    def receive(self, client: FedCurvClient, download: Download, ctx: TaskContext) -> None:  # type: ignore[override]
+    def receive(self, client: FedCurvClient, download: Download, ctx: TaskContext) -> None:
         super().receive(client, download, ctx)
-        others = dict(client.others)
-        for name, value in download.tensors.items():
-            if (kind := name.partition("/")[0]) in KINDS:
-                rest = tensors.dense(value)
-                if download.fields["counted"]:
-                    rest = rest - tensors.dense(client.sent[name])
-                # what rounding leaves of U - u where u is all of U may be negative
-                others[name] = rest.clamp(min=0) if kind == KINDS[0] else rest
-        client.others = others
+        sums = {name: tensors.dense(value) for name, value in download.tensors.items() if "/" in name}
+        if download.fields["counted"]:
+            sums = {name: value - tensors.dense(client.sent[name]) for name, value in sums.items()}
+        # what rounding leaves of U - u where u is all of U may be negative
+        client.others = {name: each.clamp(min=0) if name.startswith(f"{U}/") else each for name, each in sums.items()}
 
     def prepare(self, training: LocalTraining, client: FedCurvClient, ctx: TaskContext) -> None:
-        theta, gradient = self.shared(training.variables, ctx.layout), self.shared(training.gradients, ctx.layout)
-        for name in theta:
-            if f"{KINDS[0]}/{name}" in client.others:
-                u, v = (client.others[f"{kind}/{name}"].to(ctx.device) for kind in KINDS)
-                weight = 2 * self.options.lambda_fedcurv
-                training.penalties.append(partial(curvature_gradient, theta[name], u, v, weight, gradient[name]))
+        for name, theta, gradient in self.trained(training) if client.others else ():
+            u, v = (client.others[f"{kind}/{name}"].to(ctx.device) for kind in (U, V))
+            weight = 2 * self.options.lambda_fedcurv
+            training.penalties.append(partial(curvature_gradient, theta, u, v, weight, gradient))
 
-    def upload(self, client: FedCurvClient, ctx: TaskContext) -> Tensors:  # type: ignore[override]
-        information = task_information(self, client, ctx)
-        theta = self.shared(client, ctx.layout)
-        own = {f"{KINDS[0]}/{name}": u for name, u in information.items()}
-        own |= {f"{KINDS[1]}/{name}": u * theta[name] for name, u in information.items()}
+    def upload(self, client: FedCurvClient, ctx: TaskContext) -> Tensors:
+        information, theta = task_information(self, client, ctx), self.shared(client, ctx.layout)
+        own = {f"{U}/{name}": u for name, u in information.items()}
+        own |= {f"{V}/{name}": u * theta[name] for name, u in information.items()}
         client.sent = self.cut(own, client, ctx)
         return super().upload(client, ctx) | client.sent

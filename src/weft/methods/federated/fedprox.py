@@ -13,8 +13,10 @@ from functools import partial
 from pydantic import Field
 
 from weft.lazy import torch
+from weft.methods.context import Download, LocalTraining, TaskContext
 from weft.methods.federated.fedavg import FedAvg, FedAvgClient, FedAvgOptions
-from weft.methods.method import Download, LocalTraining, MethodInfo, MethodOptions, TaskContext
+from weft.methods.method import MethodInfo
+from weft.methods.state import SharedServer
 
 
 class FedProxOptions(FedAvgOptions):
@@ -25,15 +27,8 @@ class FedProxOptions(FedAvgOptions):
 class FedProxClient(FedAvgClient):
     anchor: dict[str, torch.Tensor] = field(default_factory=dict)  # theta_G as last received
 
-    def start(self, ctx: TaskContext, options: MethodOptions) -> None:
-        super().start(ctx, options)
-        initial, weights = ctx.initial(), ctx.layout.weights
-        self.anchor = {"weights": initial[:weights].clone()}
-        if options.biases == "shared":
-            self.anchor["biases"] = initial[weights:].clone()
 
-
-class FedProx(FedAvg):
+class FedProx(FedAvg[SharedServer, FedProxClient]):
     Options = FedProxOptions
     Client = FedProxClient
     info = MethodInfo(
@@ -45,17 +40,21 @@ class FedProx(FedAvg):
     )
     options: FedProxOptions
 
-    def receive(self, client: FedProxClient, download: Download, ctx: TaskContext) -> None:  # type: ignore[override]
+    def begin_task(self, client: FedProxClient, ctx: TaskContext) -> None:
+        if not client.anchor:
+            self._set_anchor(client, ctx)  # the initial theta_G, which everybody draws from the seed
+
+    def receive(self, client: FedProxClient, download: Download, ctx: TaskContext) -> None:
         super().receive(client, download, ctx)
+        self._set_anchor(client, ctx)
+
+    def _set_anchor(self, client: FedProxClient, ctx: TaskContext) -> None:
         client.anchor = {name: value.clone() for name, value in self.shared(client, ctx.layout).items()}
 
     def prepare(self, training: LocalTraining, client: FedProxClient, ctx: TaskContext) -> None:
-        if not self.options.mu:
-            return
-        theta, gradient = self.shared(training.variables, ctx.layout), self.shared(training.gradients, ctx.layout)
-        for name, anchor in client.anchor.items():
-            anchor = anchor.to(ctx.device)
-            training.penalties.append(partial(proximal_gradient, theta[name], anchor, self.options.mu, gradient[name]))
+        for name, theta, gradient in self.trained(training) if self.options.mu else ():
+            anchor = client.anchor[name].to(ctx.device)
+            training.penalties.append(partial(proximal_gradient, theta, anchor, self.options.mu, gradient))
 
 
 def proximal_gradient(theta: torch.Tensor, theta_g: torch.Tensor, mu: float, by_theta: torch.Tensor) -> None:

@@ -13,24 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
 from weft.lazy import torch
-from weft.methods.averaging import Average, Tensors, Updates, compact
+from weft.methods.averaging import Average, Tensors, Updates
+from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.federated.fedavg import FedAvg, FedAvgClient, FedAvgOptions
-from weft.methods.method import (
-    Download,
-    LocalTraining,
-    MethodInfo,
-    MethodOptions,
-    RoundContext,
-    ServerContext,
-    TaskContext,
-    TensorSpec,
-    Traits,
-)
+from weft.methods.method import MethodInfo, MethodOptions, Traits
 from weft.methods.state import SharedServer
 from weft.wire import tensors
 
@@ -65,16 +57,8 @@ class ScaffoldClient(FedAvgClient):
     server_variate: dict[str, torch.Tensor] = field(default_factory=dict)  # c, as last received
     change: dict[str, torch.Tensor] = field(default_factory=dict)  # c_i+ - c_i of the last round
 
-    def start(self, ctx: TaskContext, options: MethodOptions) -> None:
-        super().start(ctx, options)
-        sizes = {"weights": ctx.layout.weights}
-        if options.biases == "shared":
-            sizes["biases"] = ctx.layout.body - ctx.layout.weights
-        self.variate = {name: torch.zeros(size) for name, size in sizes.items()}
-        self.server_variate = {name: torch.zeros(size) for name, size in sizes.items()}
 
-
-class Scaffold(FedAvg):
+class Scaffold(FedAvg[ScaffoldServer, ScaffoldClient]):
     Options = ScaffoldOptions
     Server = ScaffoldServer
     Client = ScaffoldClient
@@ -95,19 +79,15 @@ class Scaffold(FedAvg):
 
     # ---- server half
 
-    def configure(self, server: ScaffoldServer, client: int, ctx: RoundContext) -> Download:  # type: ignore[override]
-        variates: Tensors = {f"variate/{name}": value for name, value in server.variate.items()}
-        if self.options.keep < 1:
-            variates = {name: compact(value) for name, value in variates.items()}
+    def configure(self, server: ScaffoldServer, client: int, ctx: RoundContext) -> Download:
+        variates = {f"variate/{name}": self.compact(value) for name, value in server.variate.items()}
         return Download({**server.shared(self.options), **variates})
 
     def upload_spec(self, layout: Layout, sent: Mapping[str, Any]) -> dict[str, TensorSpec]:
         spec = super().upload_spec(layout, sent)
         return spec | {f"variate/{name}": each for name, each in spec.items()}
 
-    def aggregate(  # type: ignore[override]
-        self, server: ScaffoldServer, updates: Updates, ctx: ServerContext
-    ) -> None:
+    def aggregate(self, server: ScaffoldServer, updates: Updates, ctx: ServerContext) -> None:
         if not updates.senders("weights"):
             return
         before = {name: tensors.dense(value) for name, value in server.shared(self.options).items()}
@@ -121,25 +101,23 @@ class Scaffold(FedAvg):
 
     # ---- client half
 
-    def receive(self, client: ScaffoldClient, download: Download, ctx: TaskContext) -> None:  # type: ignore[override]
+    def begin_task(self, client: ScaffoldClient, ctx: TaskContext) -> None:
+        if not client.variate:
+            for variate in (client.variate, client.server_variate):
+                variate |= {name: torch.zeros_like(value) for name, value in self.shared(client, ctx.layout).items()}
+
+    def receive(self, client: ScaffoldClient, download: Download, ctx: TaskContext) -> None:
         super().receive(client, download, ctx)
-        received = {name: download.tensors.get(f"variate/{name}") for name in client.server_variate}
-        client.server_variate = {
-            name: client.server_variate[name] if value is None else tensors.dense(value)
-            for name, value in received.items()
-        }
+        received = {name: download.tensors[f"variate/{name}"] for name in client.server_variate}
+        client.server_variate = {name: tensors.dense(value) for name, value in received.items()}
 
     def prepare(self, training: LocalTraining, client: ScaffoldClient, ctx: TaskContext) -> None:
-        theta, gradient = self.shared(training.variables, ctx.layout), self.shared(training.gradients, ctx.layout)
-        started = {name: value.to(ctx.device, copy=True) for name, value in self.shared(client, ctx.layout).items()}
-        correction = {  # c - c_i, the same at every step of the round
-            name: (client.server_variate[name] - client.variate[name]).to(ctx.device) for name in started
-        }
+        shared = list(self.trained(training))
+        started = {name: theta.clone() for name, theta, _ in shared}
+        for name, _, gradient in shared if self.options.variates else ():
+            correction = client.server_variate[name] - client.variate[name]  # c - c_i, in each step of the round
+            training.penalties.append(partial(gradient.add_, correction.to(ctx.device)))
         rates = 0.0
-
-        def correct() -> None:
-            for name, value in correction.items():
-                gradient[name].add_(value)
 
         def add_rate(rate: float) -> None:
             nonlocal rates
@@ -148,20 +126,18 @@ class Scaffold(FedAvg):
         def store_change() -> None:
             if not rates:  # nothing was trained
                 return
-            for name, start in started.items():
-                change = (start - theta[name]) / rates - client.server_variate[name].to(start)
+            for name, theta, _ in shared:
+                change = (started[name] - theta) / rates - client.server_variate[name].to(theta)
                 if not self.options.variates:
                     change = torch.zeros_like(change)
                 if name == "biases":
                     change[ctx.layout.shared_statistics] = 0  # statistics are counted and not trained
                 client.change[name] = change.cpu()
 
-        if self.options.variates:
-            training.penalties.append(correct)
         training.after_step.append(add_rate)
         training.on_end.append(store_change)
 
-    def upload(self, client: ScaffoldClient, ctx: TaskContext) -> Tensors:  # type: ignore[override]
+    def upload(self, client: ScaffoldClient, ctx: TaskContext) -> Tensors:
         names = self.shared(client, ctx.layout)
         changes = self.cut({f"variate/{name}": client.change[name] for name in names}, client, ctx)
         # c_i moves by what was sent and no more: c stays the mean of all c_i

@@ -12,23 +12,15 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field
 
 from weft.lazy import torch
-from weft.methods.fedweit.formulas import (
-    Foreign,
-    add_masked,
-    compose,
-    drift_gradient,
-    drift_gradient_adaptive,
-    largest,
-    pull_back,
-    retroactive,
-    soft_threshold,
-)
-from weft.methods.method import LocalTraining, Method, MethodInfo, MethodOptions, TaskContext, Traits, initial_body
+from weft.methods.context import LocalTraining, TaskContext, initial_body
+from weft.methods.fedweit import formulas
+from weft.methods.fedweit.formulas import Foreign
+from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
 from weft.methods.state import ClientState, Size, Table, TaskState, empty
 from weft.randomness import generator
 from weft.wire import tensors
@@ -103,7 +95,10 @@ class APDClient(ClientState):
         return Size(kept, 4 * values)
 
 
-class APD(Method):
+C = TypeVar("C", bound=APDClient)
+
+
+class APD(Method, Generic[C]):
     Options: ClassVar[type[MethodOptions]] = APDOptions
     Client = APDClient
     Task = APDTask
@@ -114,7 +109,7 @@ class APD(Method):
     traits = Traits(composes_theta=True)
     options: APDOptions
 
-    def begin_task(self, client: APDClient, ctx: TaskContext) -> None:
+    def begin_task(self, client: C, ctx: TaskContext) -> None:
         layout, options = ctx.layout, self.options
         rng = generator(ctx.plan.seed, "mask", ctx.client, ctx.task)
         mask = options.mask_start + options.mask_spread * torch.from_numpy(rng.standard_normal(layout.rows))
@@ -126,10 +121,10 @@ class APD(Method):
         if options.past != "frozen":
             client.past_adaptive = {task: client.tasks[task].adaptive for task in range(ctx.task)}
 
-    def prepare(self, training: LocalTraining, client: APDClient, ctx: TaskContext) -> None:
+    def prepare(self, training: LocalTraining, client: C, ctx: TaskContext) -> None:
         """Train B, m, A and alpha in place of theta (Eq. 1 and 2)."""
         network, layout, options = ctx.network, ctx.layout, self.options
-        foreign, origin = self.foreign(client, None, ctx), self._origin(ctx)
+        foreign, origin = self.foreign(client, ctx.task, ctx), self._origin(ctx)
         v = {"weights": client.weights.to(ctx.device)}  # the client's memory: trained in place
         if "m" not in options.ablate:
             v["mask"] = client.mask.to(ctx.device)
@@ -150,12 +145,12 @@ class APD(Method):
             if evaluated and adaptive is not None:
                 adaptive = self._pruned(adaptive)
             out, mask = network.vector[: layout.weights], self._mask(v.get("mask"))
-            compose(layout, v["weights"], mask, adaptive, v.get("attention"), foreign, out, origin)
+            formulas.compose(layout, v["weights"], mask, adaptive, v.get("attention"), foreign, out, origin)
 
         def backward() -> None:
             by_theta, mask = network.gradient[: layout.weights], self._mask(v.get("mask"))
             by = g["weights"], g.get("mask"), g.get("attention")
-            pull_back(layout, by_theta, v["weights"], mask, foreign, *by)
+            formulas.pull_back(layout, by_theta, v["weights"], mask, foreign, *by)
             if mask is not None and not options.mask_trained:
                 g["mask"].zero_()
             elif mask is not None:
@@ -170,12 +165,11 @@ class APD(Method):
         training.compose, training.backward, training.on_end = compose_theta, backward, [store]
         training.penalties.append(functools.partial(self._add_regularizers, v, g, ctx))
         training.after_step.append(functools.partial(self._sparsify, training))
-        past = [task for task in client.past_masks if task < ctx.task]
-        if self._lambda_drift and past:
-            self._add_drift(training, client, past, ctx)
+        if options.lambda_drift and "l2" not in options.ablate and client.past_masks:
+            self._add_drift(training, client, ctx)
 
-    def foreign(self, client: APDClient, task: int | None, ctx: TaskContext) -> list[Foreign]:
-        """The A's of other clients that a task of this client uses (None: the current one). Here there are none."""
+    def foreign(self, client: C, task: int, ctx: TaskContext) -> list[Foreign]:
+        """The A's of other clients that a task of this client uses. Here there are none."""
         return []
 
     def _add_regularizers(self, v: dict[str, torch.Tensor], g: dict[str, torch.Tensor], ctx: TaskContext) -> None:
@@ -185,9 +179,8 @@ class APD(Method):
             for name in v:
                 if name.startswith("adaptive"):
                     g[name].add_(v[name].sign(), alpha=options.lambda_sparsity)
-        if options.lambda_mask and "l1" not in options.ablate and "mask" in v:
-            mask = self._mask(v["mask"])
-            assert mask is not None
+        mask = self._mask(v.get("mask"))
+        if options.lambda_mask and "l1" not in options.ablate and mask is not None:
             g["mask"].add_(mask.sign() * self._mask_slope(mask), alpha=options.lambda_mask)
         if options.weight_decay:
             for name in ("adaptive", "mask", *(("weights",) if ctx.task == 0 else ())):
@@ -198,16 +191,16 @@ class APD(Method):
         if self.options.sparsify == "proximal" and "l1" not in self.options.ablate:
             for name, value in training.variables.items():
                 if name.startswith("adaptive"):
-                    soft_threshold(value, rate * training.rates.get(name, 1.0) * self.options.lambda_sparsity)
+                    formulas.soft_threshold(value, rate * training.rates.get(name, 1.0) * self.options.lambda_sparsity)
         for name, value in training.gradients.items():
             if name.startswith("adaptive/"):
                 value.zero_()
 
-    def _add_drift(self, training: LocalTraining, client: APDClient, past: list[int], ctx: TaskContext) -> None:
+    def _add_drift(self, training: LocalTraining, client: C, ctx: TaskContext) -> None:
         """Eq. 2's last term. While past A is fixed, its cost does not depend on the number of tasks: two sums do."""
-        layout, weight, v, g = ctx.layout, self._lambda_drift, training.variables, training.gradients
-        reference = client.reference.to(ctx.device)
-        masks = [client.past_masks[task].to(ctx.device) for task in past]
+        layout, weight, v, g = ctx.layout, self.options.lambda_drift, training.variables, training.gradients
+        reference, past = client.reference.to(ctx.device), list(client.past_masks)
+        masks = [mask.to(ctx.device) for mask in client.past_masks.values()]
         mask_squares = torch.stack(masks).square().sum(dim=0)
         frozen = self.options.past == "frozen" or "a" in self.options.ablate
         before = [] if frozen else [tensors.dense(client.past_adaptive[task]).to(ctx.device) for task in past]
@@ -216,7 +209,7 @@ class APD(Method):
         if before and self.options.past == "closed":
             masked_changes = torch.zeros_like(reference)
             for mask, new, old in zip(masks, now, before, strict=True):
-                add_masked(layout, new - old, mask, masked_changes)
+                formulas.add_masked(layout, new - old, mask, masked_changes)
         joint = bool(before) and self.options.past == "joint"
         if joint:
             for task, value in zip(past, now, strict=True):
@@ -228,22 +221,22 @@ class APD(Method):
                 masked = torch.zeros_like(reference)
                 for task, mask, old in zip(past, masks, before, strict=True):
                     moved = v[f"adaptive/{task}"] - old  # dA_i
-                    drift_gradient_adaptive(layout, change, mask, moved, weight, g[f"adaptive/{task}"], masked)
-            drift_gradient(layout, change, mask_squares, masked, weight, g["weights"])
+                    formulas.drift_gradient_adaptive(layout, change, mask, moved, weight, g[f"adaptive/{task}"], masked)
+            formulas.drift_gradient(layout, change, mask_squares, masked, weight, g["weights"])
 
         def store_past() -> None:
             change, threshold = v["weights"] - reference, 0.0
             if "l1" not in self.options.ablate:
                 threshold = self.options.lambda_sparsity / (2 * weight)
             for task, mask, old in zip(past, masks, before, strict=True):
-                new = v[f"adaptive/{task}"] if joint else retroactive(layout, old, change, mask, threshold)
+                new = v[f"adaptive/{task}"] if joint else formulas.retroactive(layout, old, change, mask, threshold)
                 client.tasks[task] = replace(client.tasks[task], adaptive=Sparse.of(self._pruned(new).cpu()))
 
         training.penalties.append(add_drift)
         if before:
             training.on_end.append(store_past)
 
-    def end_task(self, client: APDClient, ctx: TaskContext) -> None:
+    def end_task(self, client: C, ctx: TaskContext) -> None:
         layout, trained = ctx.layout, client.rate.epochs > 0
         mask = self._mask(client.mask)
         mask = torch.ones(layout.rows) if mask is None else mask
@@ -257,7 +250,7 @@ class APD(Method):
             self._recount_statistics(client, ctx)
         client.adaptive, client.reference, client.past_adaptive = empty(), empty(), {}  # only a current task needs them
 
-    def _recount_statistics(self, client: APDClient, ctx: TaskContext) -> None:
+    def _recount_statistics(self, client: C, ctx: TaskContext) -> None:
         """Batch norm's statistics belong to theta with all of A; cut to its largest values it needs others.
 
         Without this a ResNet-18 fell from .97 to chance at the end of a task.
@@ -270,25 +263,22 @@ class APD(Method):
         private = network.vector[ctx.layout.weights :].cpu().clone()
         client.tasks[task] = replace(client.tasks[task], private=private[client.shared_biases :])
 
-    def load_task(self, client: APDClient, task: int, ctx: TaskContext) -> None:
-        network, weights, device = ctx.network, ctx.layout.weights, ctx.device
-        network.vector[weights:] = self.private_of(client, task)
-        finished = task in client.tasks and bool(client.tasks[task].mask.numel())
-        if finished:
-            mask: torch.Tensor | None = client.tasks[task].mask
-            adaptive = client.tasks[task].adaptive
-        else:
-            mask, adaptive = self._mask(client.mask), self._pruned(client.adaptive)
-        attention = None
-        if foreign := self.foreign(client, task if finished else None, ctx):
-            attention = (client.tasks[task].attention if finished else client.attention).to(device)
+    def load_task(self, client: C, task: int, ctx: TaskContext) -> None:
+        layout, device, origin = ctx.layout, ctx.device, self._origin(ctx)
+        adaptive: Payload = self._pruned(client.adaptive)
+        mask, attention, foreign = self._mask(client.mask), client.attention, self.foreign(client, task, ctx)
+        if task in client.tasks:
+            finished = client.tasks[task]
+            mask, adaptive, attention = finished.mask, finished.adaptive, finished.attention
+        base, attention = client.weights.to(device), attention.to(device)
         mask = None if mask is None else mask.to(device)
-        base, out, origin = client.weights.to(device), network.vector[:weights], self._origin(ctx)
+        out, ctx.network.vector[layout.weights :] = ctx.network.vector[: layout.weights], client.private_of(task)
         if isinstance(adaptive, Sparse) and origin is not None:  # a tenth of A is left: no need of the whole
-            compose(ctx.layout, base, mask, origin, attention, foreign, out)
+            formulas.compose(layout, base, mask, origin, attention, foreign, out)
             out.index_add_(0, adaptive.indices.to(device), adaptive.values.to(device))
         else:
-            compose(ctx.layout, base, mask, tensors.dense(adaptive).to(device), attention, foreign, out, origin)
+            dense = tensors.dense(adaptive).to(device)
+            formulas.compose(layout, base, mask, dense, attention, foreign, out, origin)
 
     # ---- small parts -------------------------------------------------------------------------------------------------
 
@@ -300,16 +290,12 @@ class APD(Method):
         """What A is counted from, where that is not 0."""
         return None if self.options.adaptive_origin == "zero" else self._start(ctx).to(ctx.device)
 
-    def _cut(self, client: APDClient, adaptive: torch.Tensor) -> torch.Tensor:
+    def _cut(self, client: C, adaptive: torch.Tensor) -> torch.Tensor:
         """A with the share of its values that is kept when a task ends."""
         squares = client.optimizer.second.get("adaptive")  # Adam's mean of g^2; none if it forgets every round
         if squares is None or self.options.adaptive_rank == "size":
-            return largest(adaptive, self.options.adaptive_keep)
-        return largest(adaptive, self.options.adaptive_keep, adaptive.square() * squares)
-
-    @property
-    def _lambda_drift(self) -> float:
-        return 0.0 if "l2" in self.options.ablate else self.options.lambda_drift
+            return formulas.largest(adaptive, self.options.adaptive_keep)
+        return formulas.largest(adaptive, self.options.adaptive_keep, adaptive.square() * squares)
 
     def _mask(self, learned: torch.Tensor | None) -> torch.Tensor | None:
         """m from what is learned; None stands for m = 1."""

@@ -22,21 +22,12 @@ from pydantic import BeforeValidator, Field
 
 from weft.lazy import torch
 from weft.methods.averaging import Average, Tensors, Update, Updates, average, merge
+from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
+from weft.methods.fedweit import formulas
 from weft.methods.fedweit.apd import APD, APDClient, APDOptions, words
-from weft.methods.fedweit.formulas import Foreign, compose, rows_in_turn, rows_kept, strongest_rows
-from weft.methods.method import (
-    Download,
-    LocalTraining,
-    MethodInfo,
-    MethodOptions,
-    RoundContext,
-    ServerContext,
-    TaskContext,
-    TensorSpec,
-    Traits,
-    receive_biases,
-)
-from weft.methods.state import SharedServer, Table, empty
+from weft.methods.fedweit.formulas import Foreign
+from weft.methods.method import MethodInfo, MethodOptions, Traits
+from weft.methods.state import SharedServer, Table, empty, shared_of
 from weft.randomness import generator
 from weft.wire import tensors
 from weft.wire.message import MessageError
@@ -115,7 +106,7 @@ class FedWeITClient(APDClient):
     turn: int = 0  # round-robin: which rows are next
 
 
-class FedWeIT(APD):
+class FedWeIT(APD[FedWeITClient]):
     Options = FedWeITOptions
     Server = FedWeITServer
     Client = FedWeITClient
@@ -221,14 +212,14 @@ class FedWeIT(APD):
 
     def sample(self, server: FedWeITServer, client: int, ctx: RoundContext) -> list[str]:
         """Alg. 1 line 3: kb^(t) ~ kb without the receiver's own A; of earlier tasks, unless clients have own clocks."""
-        stored, synchronous = list(server.knowledge), ctx.plan.asynchronous == "none"
-        origins = {key: (int(key.split(".")[0]), int(key.split(".")[1])) for key in stored}  # (client, task)
-        past = [key for key in stored if not synchronous or origins[key][1] < ctx.task]
+        synchronous = ctx.plan.asynchronous == "none"
+        origins = {key: (int(key.split(".")[0]), int(key.split(".")[1])) for key in server.knowledge}  # (client, task)
+        past = [key for key, (_, task) in origins.items() if not synchronous or task < ctx.task]
         if self.options.kb_from == "last":
             newest = dict(sorted(origins[key] for key in past))  # the last task of each client
-            past = [
-                key for key in past if origins[key][1] == (ctx.task - 1 if synchronous else newest[origins[key][0]])
-            ]
+            if synchronous:
+                newest = dict.fromkeys(newest, ctx.task - 1)
+            past = [key for key in past if origins[key][1] == newest[origins[key][0]]]
         if not self.options.kb_own:
             past = [key for key in past if origins[key][0] != client]
         if self.options.kb_size == "all" or len(past) <= self.options.kb_size:
@@ -240,17 +231,15 @@ class FedWeIT(APD):
         spec: dict[str, TensorSpec] = {}
         if "b_comm" not in self.options.ablate:
             # a row that only one client sends is that client's alone: nobody may bring rows that were not requested
-            spec["weights"] = TensorSpec("rows", layout.weights)
+            rows = most = None
             if "m" in self.options.ablate:
-                spec["weights"] = replace(spec["weights"], rows=torch.ones(layout.rows, dtype=torch.bool))
+                rows = torch.ones(layout.rows, dtype=torch.bool)
             elif self.options.rows == "round_robin":
-                rows = rows_in_turn(layout, sent.get("turn", 0), self.options.keep)
-                spec["weights"] = replace(spec["weights"], rows=rows)
+                rows = formulas.rows_in_turn(layout, sent.get("turn", 0), self.options.keep)
             else:  # which rows is the client's choice, how many is not
-                most = tuple(rows_kept(layer, self.options.keep) for layer in layout.layers)
-                spec["weights"] = replace(spec["weights"], most_rows=most)
-            if self.options.biases == "shared":
-                spec["biases"] = TensorSpec("dense", layout.body - layout.weights)
+                most = tuple(formulas.rows_kept(layer, self.options.keep) for layer in layout.layers)
+            weights = TensorSpec("rows", layout.weights, rows=rows, most_rows=most)
+            spec = shared_of(self.options, weights, TensorSpec("dense", layout.biases))
         if self.traits.shares_tasks != "no":
             spec["adaptive"] = TensorSpec("sparse", layout.weights, once=True)
         return spec
@@ -259,10 +248,9 @@ class FedWeIT(APD):
         """Alg. 1 line 9: theta_G is the mean of what was sent; line 11: kb <- kb + {A}."""
         for update in updates:
             self._note(server, update)
-        parts = updates.parts("weights")
+        options, parts = self.options, updates.parts("weights")
         if not parts:
             return
-        options = self.options
         if updates.mix is not None:
             rows = parts[0]
             if options.rows == "round_robin" and isinstance(rows, Rows):  # theta_G where the update brings rows
@@ -291,7 +279,7 @@ class FedWeIT(APD):
 
     # ---- client half -------------------------------------------------------------------------------------------------
 
-    def begin_task(self, client: FedWeITClient, ctx: TaskContext) -> None:  # type: ignore[override]
+    def begin_task(self, client: FedWeITClient, ctx: TaskContext) -> None:
         super().begin_task(client, ctx)
         client.attention, client.foreign = empty(), None
 
@@ -303,7 +291,7 @@ class FedWeIT(APD):
         first = "foreign" in download.fields and client.foreign is None
         if (received := download.tensors.get("weights")) is not None:
             client.weights = merge(received, client.weights)
-            receive_biases(client, download)
+            client.receive_biases(download.tensors.get("biases"))
             if self.options.drift_from == "received" and first and ctx.task > 0:
                 client.reference = client.weights.clone()
         if first:
@@ -317,13 +305,12 @@ class FedWeIT(APD):
         rng = generator(ctx.plan.seed, "attention", ctx.client, ctx.task)
         return torch.from_numpy(rng.standard_normal(layers * count) / math.sqrt(max(count, 1))).float().clone()
 
-    def prepare(self, training: LocalTraining, client: FedWeITClient, ctx: TaskContext) -> None:  # type: ignore[override]
+    def prepare(self, training: LocalTraining, client: FedWeITClient, ctx: TaskContext) -> None:
         super().prepare(training, client, ctx)
         training.rates["attention"] = self.options.attention_rate
 
-    def foreign(self, client: APDClient, task: int | None, ctx: TaskContext) -> list[Foreign]:
-        assert isinstance(client, FedWeITClient)
-        keys = (client.foreign or []) if task is None else client.tasks[task].foreign
+    def foreign(self, client: FedWeITClient, task: int, ctx: TaskContext) -> list[Foreign]:
+        keys = client.tasks[task].foreign if task in client.tasks else client.foreign or []
         return [Foreign.of(client.knowledge[key], ctx.layout, ctx.device) for key in keys]
 
     def upload(self, client: FedWeITClient, ctx: TaskContext) -> Tensors:
@@ -331,22 +318,19 @@ class FedWeIT(APD):
         if "b_comm" in self.options.ablate:
             return {}
         layout, mask, value = ctx.layout, self._mask(client.mask), client.weights
-        kept = torch.ones(layout.rows, dtype=torch.bool)
-        if mask is not None:
-            if self.options.rows == "round_robin":
-                kept = rows_in_turn(layout, client.turn, self.options.keep)
-            else:
-                kept = strongest_rows(layout, mask, self.options.keep)
-            if self.options.send == "product":
-                product = torch.empty_like(value)
-                compose(layout, value, mask, None, None, [], product)
-                value = product
-        uploaded: Tensors = {"weights": Rows.of(value, layout.segments, kept)}
-        if self.options.biases == "shared":
-            uploaded["biases"] = client.private[: client.shared_biases].clone()
-        return uploaded
+        if mask is None:
+            kept = torch.ones(layout.rows, dtype=torch.bool)
+        elif self.options.rows == "round_robin":
+            kept = formulas.rows_in_turn(layout, client.turn, self.options.keep)
+        else:
+            kept = formulas.strongest_rows(layout, mask, self.options.keep)
+        if mask is not None and self.options.send == "product":
+            value = torch.empty_like(client.weights)
+            formulas.compose(layout, client.weights, mask, None, None, [], value)
+        rows, biases = Rows.of(value, layout.segments, kept), client.private[: layout.biases].clone()
+        return {**shared_of(self.options, rows, biases)}
 
-    def end_task(self, client: FedWeITClient, ctx: TaskContext) -> None:  # type: ignore[override]
+    def end_task(self, client: FedWeITClient, ctx: TaskContext) -> None:
         if client.foreign:
             finished = replace(client.tasks[ctx.task], attention=client.attention, foreign=client.foreign)
             client.tasks[ctx.task] = finished

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from weft.lazy import np, torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from weft.networks.flat import Layer, Layout
     from weft.wire.tensors import Sparse
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 class Foreign(NamedTuple):
     """One foreign A, sparse, cut by layer: each layer has an attention of its own."""
 
-    indices: tuple[torch.Tensor, ...]
-    values: tuple[torch.Tensor, ...]
+    indices: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
 
     @staticmethod
     def of(adaptive: Sparse, layout: Layout, device: torch.device) -> Foreign:
@@ -34,13 +36,13 @@ class Foreign(NamedTuple):
 
 def compose(
     layout: Layout,
-    base: torch.Tensor,
-    mask: torch.Tensor | None,
-    adaptive: torch.Tensor | None,
-    attention: torch.Tensor | None,
+    base: Tensor,
+    mask: Tensor | None,
+    adaptive: Tensor | None,
+    attention: Tensor | None,
     foreign: list[Foreign],
-    out: torch.Tensor,
-    origin: torch.Tensor | None = None,
+    out: Tensor,
+    origin: Tensor | None = None,
 ) -> None:
     """Eq. 1: theta = B * m + A + sum over foreign f and layers l of alpha[l, f] * A_f, written into `out`.
 
@@ -71,13 +73,13 @@ def compose(
 
 def pull_back(
     layout: Layout,
-    by_theta: torch.Tensor,
-    base: torch.Tensor,
-    mask: torch.Tensor | None,
+    by_theta: Tensor,
+    base: Tensor,
+    mask: Tensor | None,
     foreign: list[Foreign],
-    by_base: torch.Tensor,
-    by_mask: torch.Tensor | None,
-    by_attention: torch.Tensor | None,
+    by_base: Tensor,
+    by_mask: Tensor | None,
+    by_attention: Tensor | None,
 ) -> None:
     """The gradient of Eq. 1: from g, by theta, to those by B (g * m), m (row sums of g * B) and alpha (g . A_f)."""
     if mask is None:
@@ -94,12 +96,12 @@ def pull_back(
                 table[level, place] = torch.dot(by_theta.index_select(0, indices), values)
 
 
-def sparsity(mask: torch.Tensor, adaptives: list[torch.Tensor]) -> torch.Tensor:
+def sparsity(mask: Tensor, adaptives: list[Tensor]) -> Tensor:
     """Eq. 2, second term without its weight: |m|_1 + sum of |A_i|_1."""
     return mask.abs().sum() + torch.stack([adaptive.abs().sum() for adaptive in adaptives]).sum()
 
 
-def drift(layout: Layout, change: torch.Tensor, masks: list[torch.Tensor], moved: list[torch.Tensor]) -> torch.Tensor:
+def drift(layout: Layout, change: Tensor, masks: list[Tensor], moved: list[Tensor]) -> Tensor:
     """Eq. 2, last term without its weight: the sum over past tasks of |dB * m_i + dA_i|^2."""
     total = torch.zeros(())
     for mask, adaptive_change in zip(masks, moved, strict=True):
@@ -110,63 +112,48 @@ def drift(layout: Layout, change: torch.Tensor, masks: list[torch.Tensor], moved
 
 
 def drift_gradient(
-    layout: Layout,
-    change: torch.Tensor,
-    mask_squares: torch.Tensor,
-    masked_changes: torch.Tensor | None,
-    weight: float,
-    by_base: torch.Tensor,
+    layout: Layout, change: Tensor, mask_squares: Tensor, masked_changes: Tensor | None, weight: float, by_base: Tensor
 ) -> None:
     """The gradient of weight * drift by B, added: 2 * weight * (dB * sum of m_i^2 + sum of m_i * dA_i).
 
     Two sums over the past tasks, so its cost does not grow with their number.
     """
-    for layer, rows in layout.by_layer(by_base):
-        rows.addcmul_(change[layer.span].view_as(rows), mask_squares[layer.row_span, None], value=2 * weight)
+    add_masked(layout, change, mask_squares, by_base, 2 * weight)
     if masked_changes is not None:
         by_base.add_(masked_changes, alpha=2 * weight)
 
 
 def drift_gradient_adaptive(
-    layout: Layout,
-    change: torch.Tensor,
-    mask: torch.Tensor,
-    moved: torch.Tensor,
-    weight: float,
-    by_adaptive: torch.Tensor,
-    masked_changes: torch.Tensor,
+    layout: Layout, change: Tensor, mask: Tensor, moved: Tensor, weight: float, by_adaptive: Tensor, masked: Tensor
 ) -> None:
-    """The gradient of weight * drift by a past A_i, added: 2 * weight * (dB * m_i + dA_i); m_i * dA_i is summed up."""
+    """The gradient of weight * drift by a past A_i, added: 2 * weight * (dB * m_i + dA_i); `masked` gets m_i * dA_i."""
     for layer, rows in layout.by_layer(by_adaptive):
         m = mask[layer.row_span, None]
         own = moved[layer.span].view_as(rows)
         rows.addcmul_(change[layer.span].view_as(rows), m, value=2 * weight).add_(own, alpha=2 * weight)
-    add_masked(layout, moved, mask, masked_changes)
+    add_masked(layout, moved, mask, masked)
 
 
-def add_masked(layout: Layout, moved: torch.Tensor, mask: torch.Tensor, masked_changes: torch.Tensor) -> None:
-    """m_i * dA_i of one past task, added to the sum over all of them."""
-    for layer, rows in layout.by_layer(masked_changes):
-        rows.addcmul_(moved[layer.span].view_as(rows), mask[layer.row_span, None])
+def add_masked(layout: Layout, vector: Tensor, mask: Tensor, total: Tensor, scale: float = 1.0) -> None:
+    """Add scale * m * vector to `total`."""
+    for layer, rows in layout.by_layer(total):
+        rows.addcmul_(vector[layer.span].view_as(rows), mask[layer.row_span, None], value=scale)
 
 
-def retroactive(
-    layout: Layout, before: torch.Tensor, change: torch.Tensor, mask: torch.Tensor, threshold: float
-) -> torch.Tensor:
+def retroactive(layout: Layout, before: Tensor, change: Tensor, mask: Tensor, threshold: float) -> Tensor:
     """The past A_i that minimises Eq. 2 for a fixed B: soft(A_i(t-1) - dB * m_i, lambda_1 / (2 * lambda_2))."""
     best = before.clone()
-    for layer, rows in layout.by_layer(best):
-        rows.addcmul_(change[layer.span].view_as(rows), mask[layer.row_span, None], value=-1)
+    add_masked(layout, change, mask, best, -1)
     soft_threshold(best, threshold)
     return best
 
 
-def soft_threshold(vector: torch.Tensor, threshold: float) -> None:
+def soft_threshold(vector: Tensor, threshold: float) -> None:
     """In place: sign(a) * max(|a| - threshold, 0), the proximal step of threshold * |a|_1; it leaves exact zeros."""
     torch.ops.aten.softshrink.out(vector, threshold, out=vector)  # three times faster than composing it in place
 
 
-def largest(adaptive: torch.Tensor, share: float, sizes: torch.Tensor | None = None) -> torch.Tensor:
+def largest(adaptive: Tensor, share: float, sizes: Tensor | None = None) -> Tensor:
     """A with all but a share of its values set to 0, over the whole network; the first of equals stay.
 
     `sizes` says which are the largest: their own sizes if not given.
@@ -177,7 +164,7 @@ def largest(adaptive: torch.Tensor, share: float, sizes: torch.Tensor | None = N
     return torch.where(largest_places(adaptive.abs() if sizes is None else sizes, count), adaptive, 0.0)
 
 
-def largest_places(sizes: torch.Tensor, count: int) -> torch.Tensor:
+def largest_places(sizes: Tensor, count: int) -> Tensor:
     """Which places hold the `count` largest numbers, as booleans; of equals the first, on every machine."""
     if count >= len(sizes):
         return torch.ones(len(sizes), dtype=torch.bool)
@@ -195,7 +182,7 @@ def rows_kept(layer: Layer, keep: float) -> int:
     return math.ceil(keep * layer.rows - 1e-9)  # 0.14 * 50 is a little more than 7 in floating point
 
 
-def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Tensor:
+def strongest_rows(layout: Layout, mask: Tensor, keep: float) -> Tensor:
     """Which rows to send: of each layer the share `keep` with the largest |m|, rounded up; the first of equals."""
     kept = torch.zeros(layout.rows, dtype=torch.bool)
     for layer in layout.layers:
@@ -204,7 +191,7 @@ def strongest_rows(layout: Layout, mask: torch.Tensor, keep: float) -> torch.Ten
     return kept
 
 
-def rows_in_turn(layout: Layout, turn: int, keep: float) -> torch.Tensor:
+def rows_in_turn(layout: Layout, turn: int, keep: float) -> Tensor:
     """Which rows to send: the next share `keep` of each layer, rounded up; after the last row comes the first again."""
     kept = torch.zeros(layout.rows, dtype=torch.bool)
     for layer in layout.layers:
