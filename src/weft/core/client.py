@@ -114,33 +114,26 @@ def pick_device(wanted: str) -> str:
 
 def answer(runtime: Runtime, client: int, state: ClientState, wire: bytes) -> bytes:
     """The encoded reply to an encoded request; `state` is updated in place."""
-    request = decode(wire)
+    request, tasks = decode(wire), len(runtime.scenario.sequences[client])
     if state.reply and state.request_id == request.request_id:
         return state.reply
-    ctx = _checked_context(runtime, client, request)
-    # a request that was long on its way would train a later task with the images of this one
-    if "train" in request.ops and (state.finished >= request.task or state.started > request.task):
-        return encode(failure(request, "that task is over here"))
-    tensors, fields = _act(runtime, state, request, ctx)
-    reply = Message(
-        request.receiver, request.sender, request.request_id, (), request.task, request.round, tensors, fields
-    )
-    state.request_id, state.reply = request.request_id, encode(reply, runtime.plan.wire)
-    return state.reply
-
-
-def _checked_context(runtime: Runtime, client: int, request: Message) -> TaskContext:
-    """The context of a request, if it is one that a server would send: it has changed nothing yet."""
-    tasks = len(runtime.scenario.sequences[client])
     if not 0 <= request.task < tasks:
         raise MessageError(f"message rejected: it is about task {request.task}, of {tasks}")
     ctx = runtime.training_context(client, request.task)
     if fault := request_fault(request, client, runtime.method, ctx.layout):
         raise MessageError(f"message rejected: {fault}")
-    return ctx
+    # a request that was long on its way would train a later task with the images of this one
+    if "train" in request.ops and (state.finished >= request.task or state.started > request.task):
+        return encode(failure(request, "that task is over here"))
+    tensors, fields = _act(runtime, state, request, ctx)
+    addresses, where = (request.receiver, request.sender), (request.task, request.round)
+    reply = Message(*addresses, request.request_id, (), *where, tensors, fields)
+    state.request_id, state.reply = request.request_id, encode(reply, runtime.plan.wire)
+    return state.reply
 
 
 def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContext) -> tuple[Tensors, dict[str, Any]]:
+    """Do what is requested, in a fixed order; the tensors and fields of the reply."""
     method, client, task = runtime.method, ctx.client, ctx.task
     tensors: Tensors = {}
     fields: dict[str, Any] = {}
@@ -177,13 +170,13 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
 
 
 def _download(request: Message) -> Download:
-    once = {
-        name.removeprefix(KNOWLEDGE): tensor
-        for name, tensor in request.tensors.items()
-        if name.startswith(KNOWLEDGE) and isinstance(tensor, Sparse)
-    }
-    rest = {name: tensor for name, tensor in request.tensors.items() if not name.startswith(KNOWLEDGE)}
-    return Download(rest, request.fields, once)
+    download = Download(fields=request.fields)
+    for name, tensor in request.tensors.items():
+        if not name.startswith(KNOWLEDGE):
+            download.tensors[name] = tensor
+        elif isinstance(tensor, Sparse):
+            download.once[name.removeprefix(KNOWLEDGE)] = tensor
+    return download
 
 
 def begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
@@ -198,8 +191,7 @@ def begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
         head = ctx.network.initial_head(generator(plan.seed, "head", ctx.client, ctx.task))
         state.private = torch.cat([biases, head])
         state.shared_biases = len(biases) if method.options.biases == "shared" else 0
-    rate = plan.learning_rate if plan.optimizer == "adam" else float(plan.sgd_rate)
-    state.rate = RateSchedule(rate)
+    state.rate = RateSchedule(plan.learning_rate if plan.optimizer == "adam" else float(plan.sgd_rate))
     method.begin_task(state, ctx)
     state.started = ctx.task
 
@@ -236,7 +228,6 @@ def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskCo
             first, classes = runtime.head_span(ctx.client, task)
             outputs = its.network.predictions(batches)[:, first : first + classes].double().cpu().numpy()
             labels = batches.labels.cpu().numpy() - first
-            found.setdefault("metrics", []).append(
-                metrics.measure_all(runtime.plan.metrics.split(","), labels, outputs)
-            )
+            measured = metrics.measure_all(runtime.plan.metrics.split(","), labels, outputs)
+            found.setdefault("metrics", []).append(measured)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 
 class Request(NamedTuple):
@@ -45,6 +45,12 @@ class EngineState:
     clients: dict[int, dict[str, Any]] = field(default_factory=dict)
     answered: dict[int, int] = field(default_factory=dict)  # requests that each client has answered
     transit: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, clients: dict[str, Any], answered: dict[str, int], transit: dict[str, Any] | None = None) -> Self:
+        """From JSON, whose keys are strings."""
+        files = {int(client): reference for client, reference in clients.items()}
+        return cls(files, {int(client): count for client, count in answered.items()}, transit or {})
 
 
 class Engine(Protocol):

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 from weft.core.checks import RejectedReply, ReplyChecks
 from weft.core.engine import Availability, Engine, Reply, Request
-from weft.core.progress import Pending, Progress, advance
+from weft.core.progress import Pending, Progress
 from weft.core.robust import robust
 from weft.core.schedule import Assignment
 from weft.core.storage import spill
@@ -49,10 +49,8 @@ class Accepted:
     noted: bool = False  # the method has stored its task knowledge
 
     @property
-    def order(self) -> tuple[int, int, int]:
-        """An order that does not depend on which client was fastest."""
-        assignment = self.pending.assignment
-        return assignment.client, assignment.task, assignment.round
+    def assignment(self) -> Assignment:
+        return self.pending.assignment
 
 
 @dataclass
@@ -97,10 +95,7 @@ class Exchange:
         return [assignment for assignment in assignments if assignment.client not in away]
 
     def collect(
-        self,
-        assignments: list[Assignment],
-        quorum: int | Literal["all"] = "all",
-        only: bool = False,
+        self, assignments: list[Assignment], quorum: int | Literal["all"] = "all", only: bool = False
     ) -> list[Accepted]:
         """Request, and wait for all replies, for a quorum or until the deadline; replies sorted by client.
 
@@ -110,16 +105,15 @@ class Exchange:
         missing = {assignment.request_id for assignment in assignments}
         deadline = None if self.plan.deadline == "none" else self.plan.deadline
         for accepted in self.replies(assignments, deadline, only):
-            pending = accepted.pending
-            if self._late(pending) and self.plan.late == "drop" and "send" in pending.assignment.ops:
-                self.incident(pending.assignment, "the reply arrived too late and was dropped")
+            if self._late(accepted.pending) and self.plan.late == "drop" and "send" in accepted.assignment.ops:
+                self.incident(accepted.assignment, "the reply arrived too late and was dropped")
                 continue
             taken.append(accepted)
-            missing.discard(pending.assignment.request_id)
+            missing.discard(accepted.assignment.request_id)
             if quorum != "all" and len(assignments) - len(missing) >= min(quorum, len(assignments)):
                 break
         self.note_missing(missing, for_good=quorum == "all" and deadline is None)
-        taken.sort(key=lambda accepted: accepted.order)
+        taken.sort(key=lambda accepted: accepted.assignment)  # not by which client was fastest
         for accepted in taken:
             self.note(accepted)
         return taken
@@ -135,9 +129,9 @@ class Exchange:
         """
         rule = self.plan.aggregation
         usable = [each for each in taken if merged and (rule == "mean" or not self._late(each.pending))]
-        usable = [each for each in usable if "send" in each.pending.assignment.ops]
-        newest = {each.pending.assignment.client: each for each in sorted(usable, key=lambda each: each.order)}
-        found = [self.update(each, each is newest.get(each.pending.assignment.client)) for each in taken]
+        usable = [each for each in usable if "send" in each.assignment.ops]
+        newest = {each.assignment.client: each for each in sorted(usable, key=lambda each: each.assignment)}
+        found = [self.update(each, each is newest.get(each.assignment.client)) for each in taken]
         guarded = rule != "mean" and len(newest) > 1
         return Updates(robust(found, rule) if guarded else found, equal=guarded)
 
@@ -190,9 +184,8 @@ class Exchange:
 
     def _request(self, assignment: Assignment) -> None:
         """Configure, encode, count and submit one request."""
-        client, progress = assignment.client, self.progress
+        client, progress, tensors, fields = assignment.client, self.progress, {}, {}
         known = progress.clients[client]
-        tensors, fields = {}, {}
         if assignment.exchanges:
             repeats = known.first_download if known.first_task == assignment.task else {}
             ctx = RoundContext(self.plan, assignment.task, assignment.first, repeats)
@@ -201,16 +194,8 @@ class Exchange:
             tensors = download.tensors | {f"{KNOWLEDGE}{key}": value for key, value in download.once.items()}
             if assignment.first:
                 known.first_task, known.first_download = assignment.task, fields
-        message = Message(
-            "server",
-            f"client-{client}",
-            assignment.request_id,
-            assignment.ops,
-            assignment.task,
-            assignment.round,
-            tensors,
-            fields,
-        )
+        what = assignment.request_id, assignment.ops, assignment.task, assignment.round
+        message = Message("server", f"client-{client}", *what, tensors, fields)
         wire = encode(message, self.plan.wire, self._encoded)
         spill(self.server, SERVER_MEMORY, "server")
         if assignment.exchanges:
@@ -219,27 +204,27 @@ class Exchange:
             assignment, progress.round, progress.version, self.engine.now(), fields
         )
         if "train" in assignment.ops:
-            advance(known, "assigned", assignment.task)
+            known.advance("assigned", assignment.task)
         crosses = assignment.exchanges and not assignment.lossless
         work = float("train" in assignment.ops)
         self.engine.submit(Request(client, wire, assignment.request_id, work, crosses))
 
     def _accept(self, reply: Reply) -> list[Accepted]:
         """Decode, check, count; an empty list if the reply cannot be used."""
-        pending_requests = self.progress.pending
+        requests = self.progress.pending
         try:
-            message, pending = self.checks.open(reply.wire, reply.client, pending_requests)
+            message, pending = self.checks.open(reply.wire, reply.client, requests)
         except RejectedReply as rejected:
             answered = None if rejected.unrelated else rejected.pending or self._damaged(reply)
             assignment = answered.assignment if answered else None
             self._incident(reply.client, assignment, f"the reply was rejected: {rejected}")
             if answered is not None:
-                del pending_requests[answered.assignment.request_id]
+                del requests[answered.assignment.request_id]
             if rejected.bug and not self.engine.remote:  # of a method; nobody would notice a run without updates
                 raise WeftError(f"method {self.plan.method}: {rejected}") from None
             return []
         assignment = pending.assignment
-        del pending_requests[assignment.request_id]
+        del requests[assignment.request_id]
         if assignment.exchanges or message.tensors:
             self._count("c2s", assignment, reply.wire)
         if message.error:
@@ -256,16 +241,16 @@ class Exchange:
 
     def note(self, accepted: Accepted) -> None:
         """Record what a client has done and reported."""
-        message, assignment, progress = accepted.message, accepted.pending.assignment, self.progress
-        known, task, fields = progress.clients[assignment.client], assignment.task, message.fields
-        progress.images += fields.get("images", 0)
+        assignment, fields = accepted.assignment, accepted.message.fields
+        known, task = self.progress.clients[assignment.client], assignment.task
+        self.progress.images += fields.get("images", 0)
         if "test" in assignment.ops and known.tested < task:  # once, though a late reply may repeat it
             self.events.tested(assignment.client, task, fields["accuracy"])
         for op, name in (("begin", "started"), ("finish", "finished"), ("test", "tested")):
             if op in assignment.ops:
-                advance(known, name, task)
+                known.advance(name, task)
         if assignment.first:
-            advance(known, "contacted", task)
+            known.advance("contacted", task)
         if "give" in assignment.ops:
             known.uploaded = sorted({*known.uploaded, task})
         if fields.get("task_valid_accuracy") is not None:
@@ -275,8 +260,7 @@ class Exchange:
 
     def update(self, accepted: Accepted, merged: bool) -> Update:
         """A reply as the method sees it; of a client that has left only what is merged now."""
-        assignment, message = accepted.pending.assignment, accepted.message
-        once = self.checks.once(accepted.pending)
+        assignment, message, once = accepted.assignment, accepted.message, self.checks.once(accepted.pending)
         here = not self.progress.clients[assignment.client].left and not accepted.noted
         accepted.noted = True
         now = {name: tensor for name, tensor in message.tensors.items() if name not in once}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from weft.core.schedule import Assignment
@@ -39,6 +39,10 @@ class ClientProgress:
     density: list[float] = field(default_factory=list)  # of A, by task
     validation: dict[str, float] = field(default_factory=dict)  # accuracy at a task's end, by task
 
+    def advance(self, name: str, task: int) -> None:
+        """Move one of the marks forward; late replies never move it back."""
+        setattr(self, name, max(task, getattr(self, name)))
+
 
 @dataclass
 class Progress:
@@ -65,9 +69,3 @@ class Progress:
             assignment = Assignment(**{**given, "ops": tuple(given["ops"])})
             progress.pending[key] = Pending(**{**words, "assignment": assignment})
         return progress
-
-
-def advance(client: ClientProgress, name: str, task: int) -> None:
-    """Move one of a client's marks forward; late replies never move it back."""
-    assert name in {each.name for each in fields(client)}
-    setattr(client, name, max(task, getattr(client, name)))

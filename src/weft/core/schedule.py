@@ -150,10 +150,8 @@ class Schedule:
             shares = not ops and not local and self._shares(selected_last=True)
             ops += ["finish", "give"] if shares else ["finish"]
         needs_global = self.traits.federated and self.plan.measured_model == "global"  # theta_G, to be tested
-        number = self.lengths[client][task] + attempt
-        return Assignment(
-            client, task, number, (*ops, "test"), shares or needs_global, lossless=not shares, kind="task_end"
-        )
+        what = client, task, self.lengths[client][task] + attempt, (*ops, "test")
+        return Assignment(*what, exchanges=shares or needs_global, lossless=not shares, kind="task_end")
 
     def task_knowledge(self, client: int, task: int) -> Assignment:
         """What is uploaded once per task, requested separately, after all that ends the task."""

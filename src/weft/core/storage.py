@@ -71,7 +71,7 @@ def save_table(table: Table[Any, Any], prefix: str) -> None:
 def spill(state: Any, limit: int, owner: str) -> None:
     """Keep at most `limit` bytes of each table in memory; entries must never change once they are stored."""
     for name, table in _tables(state).items():
-        if table.folder is not None and table_bytes(table) > limit:
+        if table.folder is not None and state_bytes(table) > limit:
             save_table(table, f"{owner}.{name}")
             table.memory.clear()
 
@@ -83,21 +83,15 @@ def files_of(reference: Reference) -> set[str]:
 
 def state_bytes(value: Any) -> int:
     """What a state holds in memory."""
-    if isinstance(value, Table):
-        return table_bytes(value)
     if isinstance(value, torch.Tensor | Rows | Sparse):
         return nbytes(value)
     if isinstance(value, bytes):
         return len(value)
-    if isinstance(value, dict):
-        return sum(map(state_bytes, value.values()))
+    if isinstance(value, dict | Table):
+        return sum(map(state_bytes, (value.memory if isinstance(value, Table) else value).values()))
     if dataclasses.is_dataclass(value):
         return sum(state_bytes(getattr(value, each.name)) for each in dataclasses.fields(value))
     return 0
-
-
-def table_bytes(table: Table[Any, Any]) -> int:
-    return sum(map(state_bytes, table.memory.values()))
 
 
 # ---- one file --------------------------------------------------------------------------------------------------------
@@ -171,6 +165,7 @@ def _read(folder: Path, mark: FileMark) -> tuple[dict[str, Any], Any]:
 
 
 def _fill(state: Any, folder: Path, mark: FileMark) -> None:
+    """Overwrite the fields of a new state, except its tables."""
     tensors, values = _read(folder, mark)
     _join(state, values, "", tensors)
 

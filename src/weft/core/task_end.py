@@ -7,7 +7,7 @@ when the run is over (`after_run`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from weft.core.exchange import Exchange
 from weft.core.schedule import TASK_END_ATTEMPTS, Assignment, Schedule, TaskPosition
@@ -26,19 +26,15 @@ class TaskEnd:
         ending = [(client, place) for client, place in ending if progress.clients[client].assigned >= 0]
         self._catch_up([(client, place.task) for client, place in ending])
         for attempt in range(TASK_END_ATTEMPTS + 1):
-            found = [
-                self.schedule.task_end(client, place.task, attempt, progress.clients[client])
-                for client, place in ending
-            ]
-            if requested := self._not_silent(exchange.expected([each for each in found if each is not None])):
+            owed = [each for client, place in ending for each in self._tests([client], place.task, attempt)]
+            if requested := self._not_silent(exchange.expected(owed)):
                 # the last ones of the run take in all that is left
                 self._collect(requested, only=progress.round + 1 < self.schedule.rounds)
         for client, place in ending:
             if not exchange.engine.remote:
                 exchange.forget(client, place.task - 1)
-            for key, pending in progress.pending.items():
-                if pending.assignment.client == client:
-                    progress.pending[key] = replace(pending, released=True)
+            for pending in progress.pending.values():
+                pending.released |= pending.assignment.client == client
 
     def before_round(self, assignments: list[Assignment]) -> None:
         self._catch_up([(assignment.client, assignment.task) for assignment in assignments])
@@ -104,9 +100,9 @@ class TaskEnd:
             if known[client].assigned >= task and task not in known[client].uploaded
         ]
 
-    def _tests(self, clients: list[int], task: int) -> list[Assignment]:
+    def _tests(self, clients: list[int], task: int, attempt: int = TASK_END_ATTEMPTS) -> list[Assignment]:
         known = self.exchange.progress.clients
-        found = (self.schedule.task_end(client, task, TASK_END_ATTEMPTS, known[client]) for client in clients)
+        found = (self.schedule.task_end(client, task, attempt, known[client]) for client in clients)
         return [each for each in found if each is not None]
 
     def _not_silent(self, assignments: list[Assignment]) -> list[Assignment]:

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from weft.core.engine import Availability, EngineState, Reply, Request
 from weft.core.storage import load_wire, save_wire
@@ -68,7 +68,10 @@ class SimulatedEngine:
             plan.asynchronous == "updates" or plan.quorum != "all" or plan.deadline != "none" or plan.faults.any
         )
         self._now: float = saved.transit.get("now", 0.0)
-        self._flights = [_load(folder, words) for words in saved.transit.get("flights", [])]
+        self._flights = [
+            InFlight(**{**flight, "wire": load_wire(folder, flight["wire"])})
+            for flight in saved.transit.get("flights", [])
+        ]
         self._last, self._submitted = self._now, False  # of requests since the last call of `replies`
 
     def clients(self) -> Availability:
@@ -137,13 +140,12 @@ class SimulatedEngine:
     def _compute(self) -> None:
         """Let all clients work whose requests wait."""
         waiting = {flight.request_id: flight for flight in self._flights if not flight.computed}
-        for request_id, flight in list(waiting.items()):
+        for flight in waiting.values():
             if flight.fault == "crash":
                 flight.wire = encode(failure(decode(flight.wire), "crashed by fault injection"))
                 flight.computed = True
-                del waiting[request_id]
-        for flight in waiting.values():
-            self._carrier.submit(Request(flight.client, flight.wire, flight.request_id))
+            else:
+                self._carrier.submit(Request(flight.client, flight.wire, flight.request_id))
         for reply in self._carrier.replies():
             flight = waiting[reply.request_id]
             damaged = flight.fault == "corrupt"
@@ -153,18 +155,15 @@ class SimulatedEngine:
     def save(self) -> EngineState:
         self._compute()  # a request lives in memory only; a reply can be saved
         state = self._carrier.save()
-        state.transit = {"now": self._now, "flights": [self._described(flight) for flight in self._flights]}
+        flights = [
+            {**asdict(flight), "wire": save_wire(flight.wire, self._folder, f"flight-{flight.request_id}")}
+            for flight in self._flights
+        ]
+        state.transit = {"now": self._now, "flights": flights}
         return state
-
-    def _described(self, flight: InFlight) -> dict[str, Any]:
-        return {**asdict(flight), "wire": save_wire(flight.wire, self._folder, f"flight-{flight.request_id}")}
 
     def close(self) -> None:
         """Nothing outside this process to release: a worker pool is its owner's to close."""
-
-
-def _load(folder: Path, words: dict[str, Any]) -> InFlight:
-    return InFlight(**{**words, "wire": load_wire(folder, words["wire"])})
 
 
 # ---- the virtual clock -----------------------------------------------------------------------------------------------

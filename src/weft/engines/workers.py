@@ -78,12 +78,13 @@ class WorkerPool:
                 if worker in self._ended:
                     raise WeftError(DIED) from None
 
-    def receive(self, block: bool = True) -> Frame | None:
-        """The next frame of any worker; None if there is none and `block` is False."""
-        try:
-            words, blob = self._inbox.get(block)
-        except queue.Empty:
-            return None
+    def poll(self) -> Frame | None:
+        """A frame that has arrived already."""
+        return None if self._inbox.empty() else self.receive()
+
+    def receive(self) -> Frame:
+        """The next frame of any worker."""
+        words, blob = self._inbox.get()
         if words.get("ended"):
             raise WeftError(DIED)
         if "error" in words:
@@ -145,8 +146,7 @@ class WorkerEngine:
                 "clients": {client: saved.clients[client] for client in mine},
                 "answered": {client: saved.answered[client] for client in mine},
             }
-            pool.send(worker, words)
-        self._starting = len(pool)  # workers that are not ready yet; they start while this process continues
+            pool.send(worker, words)  # they start while this process continues
 
     def submit(self, request: Request) -> None:
         words = {"do": "answer", "client": request.client, "request_id": request.request_id}
@@ -154,37 +154,26 @@ class WorkerEngine:
         self._unanswered += 1
 
     def ready(self) -> Reply | None:
-        while self._unanswered and (frame := self._pool.receive(block=False)) is not None:
-            if (reply := self._reply(frame)) is not None:
-                return reply
-        return None
+        frame = self._pool.poll()
+        return None if frame is None else self._reply(*frame)
 
     def replies(self) -> Iterator[Reply]:
         while self._unanswered:
-            frame = self._pool.receive()
-            if frame is not None and (reply := self._reply(frame)) is not None:
-                yield reply
+            yield self._reply(*self._pool.receive())
 
-    def _reply(self, frame: Frame) -> Reply | None:
-        words, wire = frame
-        if "ready" in words:
-            self._starting -= 1
-            return None
+    def _reply(self, words: dict[str, Any], wire: bytes) -> Reply:
         self._unanswered -= 1
         return Reply(words["client"], wire, words["seconds"], words["request_id"])
 
     def save(self) -> EngineState:
         for worker in range(len(self._pool)):
             self._pool.send(worker, {"do": "save"})
-        state, waiting = EngineState(), len(self._pool)
-        while waiting:
-            words, _ = self._pool.receive() or ({}, b"")
-            if "ready" in words:
-                self._starting -= 1
-                continue
-            waiting -= 1
-            state.clients |= {int(client): reference for client, reference in words["clients"].items()}
-            state.answered |= {int(client): count for client, count in words["answered"].items()}
+        state = EngineState()
+        for _ in range(len(self._pool)):
+            words, _ = self._pool.receive()
+            part = EngineState.of(words["clients"], words["answered"])
+            state.clients |= part.clients
+            state.answered |= part.answered
         return state
 
 
@@ -247,13 +236,8 @@ def _serve(requests: Connection, replies: Connection) -> None:
             words, blob = receive(requests)
             try:
                 if words["do"] == "start":
-                    clients, answered = (
-                        {int(client): value for client, value in words[name].items()}
-                        for name in ("clients", "answered")
-                    )
-                    runtime = Runtime(Plan(**words["plan"]))
-                    host = ClientHost(runtime, Path(words["folder"]), words["memory"], EngineState(clients, answered))
-                    send(replies, {"ready": True})
+                    saved = EngineState.of(words["clients"], words["answered"])
+                    host = ClientHost(Runtime(Plan(**words["plan"])), Path(words["folder"]), words["memory"], saved)
                     continue
                 assert host is not None
                 if words["do"] == "answer":

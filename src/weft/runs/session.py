@@ -79,8 +79,7 @@ class Session:
                 raise WeftError(f"{folder.path / 'plan.toml'} was changed since the run started; restore it")
             self.progress = Progress.from_json(manifest["progress"])
             storage.load(server, folder.checkpoints, manifest["server"])
-            clients, answered = _by_number(manifest["clients"]), _by_number(manifest["answered"])
-            saved = EngineState(clients, answered, manifest["transit"])
+            saved = EngineState.of(manifest["clients"], manifest["answered"], manifest["transit"])
         folder.truncate(manifest["lengths"] if manifest else {})
         folder.write_contents(network.layout.layers, runtime.scenario.sequences)
         checks = ReplyChecks.of(method, network.layout, initial, plan)
@@ -151,11 +150,9 @@ class Session:
         server = storage.save(self._server, checkpoints, f"server@{self.progress.saves}", owner="server")
         engine = self.engine.save()
         manifest = {
+            **vars(engine),
             "progress": self.progress.to_json(),
             "server": server,
-            "clients": engine.clients,
-            "answered": engine.answered,
-            "transit": engine.transit,
             "lengths": self.folder.lengths(),
             "plan": zlib.crc32(self.folder.plan.toml().encode()),
         }
@@ -179,10 +176,6 @@ def local_engine(
     else:
         carrier = WorkerEngine(plan, checkpoints, saved, memory, pool)
     return SimulatedEngine(plan, carrier, checkpoints, saved)
-
-
-def _by_number(table: dict[str, Any]) -> dict[int, Any]:
-    return {int(client): value for client, value in table.items()}
 
 
 def _work_units(schedule: Schedule, progress: Progress) -> tuple[int, int]:

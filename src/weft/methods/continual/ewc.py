@@ -11,19 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from weft.lazy import lazy, torch
+from weft.lazy import torch
 from weft.methods.context import LocalTraining, TaskContext
 from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
 from weft.methods.state import ClientState, shared_of
-
-if TYPE_CHECKING:
-    from weft.networks import fisher
-else:
-    fisher = lazy("weft.networks.fisher")
 
 FISHER_BATCH = 25  # as LeNet takes at once: a layer that is called twice for a batch needs a pass for each image
 
@@ -65,8 +59,10 @@ class EWC(Method):
 
 def task_information(method: Method, client: ClientState, ctx: TaskContext) -> dict[str, torch.Tensor]:
     """The diagonal Fisher information of the client's model on its current task, for what tasks share."""
+    from weft.networks.fisher import fisher  # loads torch
+
     method.load_task(client, ctx.task, ctx)
-    found = fisher.fisher(ctx.network, ctx.load("train").in_order(FISHER_BATCH)).cpu()
+    found = fisher(ctx.network, ctx.load("train").in_order(FISHER_BATCH)).cpu()
     weights, body = ctx.layout.weights, ctx.layout.body
     return shared_of(method.options, found[:weights].clone(), found[weights:body].clone())
 
