@@ -163,65 +163,63 @@ Values = Annotated[list[float | None], Field(min_length=1, max_length=MAX_CLASSE
 TaskMetrics = Annotated[dict[str, Values], AfterValidator(_one_number_of_classes)]
 
 
-class SizeFields(BaseModel):
+class _Fields(BaseModel):
+    """Fields that are read, now or from the journal. None is NaN: a client that diverged replies that it failed."""
+
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
+
+class SizeFields(_Fields):
     bytes: Count
     paper_bytes: Count
 
 
-class ReplyFields(BaseModel):
-    """The fields that anything reads, now or from the journal. A client whose training diverged replies that it failed,
-    so there is no NaN among them."""
+class TrainFields(_Fields):
+    examples: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)]
+    images: Count = 0
+    rate: Annotated[float, Field(ge=0)] = 0.0
+    stopped: bool = False
+    train_loss: float = 0.0
+    valid_loss: float = 0.0
+    valid_accuracy: Share = 0.0
 
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
-    examples: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)] | None = None
-    images: Count | None = None
-    rate: Annotated[float, Field(ge=0)] | None = None
-    stopped: bool | None = None
-    train_loss: float | None = None
-    valid_loss: float | None = None
-    valid_accuracy: Share | None = None
+class FinishFields(_Fields):
+    size: SizeFields
+    density: list[Share] = []
     task_valid_accuracy: Share | None = None
-    density: list[Share] | None = None
-    size: SizeFields | None = None
-    accuracy: list[Share] | None = None
-    metrics: list[TaskMetrics] | None = None
 
 
-OP_OF = {
-    **dict.fromkeys(("examples", "images", "rate", "stopped", "train_loss", "valid_loss", "valid_accuracy"), "train"),
-    **dict.fromkeys(("task_valid_accuracy", "density", "size"), "finish"),
-    **dict.fromkeys(("accuracy", "metrics"), "test"),
-}
-REQUIRED = ("examples", "size", "accuracy", "metrics")
+class EvaluationFields(_Fields):
+    accuracy: list[Share]
+    metrics: list[TaskMetrics] = []
+
+
+BY_OP: dict[str, type[_Fields]] = {"train": TrainFields, "finish": FinishFields, "test": EvaluationFields}
+KNOWN = {name for model in BY_OP.values() for name in model.model_fields}
 
 
 def fields_fault(fields: Mapping[str, Any], ops: Collection[str], task: int, metrics: Collection[str]) -> str:
     """What is wrong with the fields of a reply; `metrics`: what the plan measures besides accuracy."""
-    for name, op in OP_OF.items():
-        requested = op in ops and (name != "metrics" or bool(metrics))
-        if name in fields and not requested:
-            return f"its {name} was not requested"
-        if requested and name not in fields and name in REQUIRED:
-            return f"its {name} is missing"
-        if name in fields and fields[name] is None and name != "task_valid_accuracy":
-            return f"its {name} cannot be None"
-    try:
-        known = ReplyFields.model_validate(dict(fields))
-    except ValidationError as error:
-        name = str(error.errors()[0]["loc"][0])
-        return f"its {name} cannot be {show(fields[name])}"
-    except RecursionError:
-        return "its fields are nested too deeply"
+    if ("metrics" in fields) != ("test" in ops and bool(metrics)):
+        return "its metrics was not requested" if "metrics" in fields else "its metrics is missing"
+    for op, model in BY_OP.items():
+        given = {name: fields[name] for name in model.model_fields if name in fields}
+        if given and op not in ops:
+            return f"its {next(iter(given))} was not requested"
+        try:
+            if op in ops:
+                model.model_validate(given)
+        except ValidationError as error:
+            name = str(error.errors()[0]["loc"][0])
+            return f"its {name} cannot be {show(given[name])}" if name in given else f"its {name} is missing"
     for name, exact in (("density", False), ("accuracy", True), ("metrics", True)):
         count = len(fields.get(name, ()))
         if name in fields and (count > task + 1 or (exact and count != task + 1)):
             return f"its {name} is of {count} tasks, not of {task + 1}"
-    others = len(json.dumps({name: fields[name] for name in fields.keys() - OP_OF.keys()}))
+    if any(each.keys() != set(metrics) for each in fields.get("metrics", ())):
+        return f"its metrics are not {', '.join(sorted(metrics))}"
+    others = len(json.dumps({name: fields[name] for name in fields.keys() - KNOWN}))
     if others > MAX_OTHER_FIELDS:
         return f"its unknown fields take {others:,} bytes, at most {MAX_OTHER_FIELDS:,} are accepted"
-    if any(each.keys() != set(metrics) for each in known.metrics or ()):
-        return f"its metrics are not {', '.join(sorted(metrics))}"
     return ""

@@ -29,7 +29,7 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Availability:
-    """Which clients can be asked, by number."""
+    """Which clients can get requests, by number."""
 
     available: frozenset[int]
     busy: frozenset[int] = frozenset()  # have not answered a request, and may still do so

@@ -47,7 +47,7 @@ class ClientProgress:
 @dataclass
 class Progress:
     clients: list[ClientProgress]
-    task: int = 0  # the tasks before it are over for everybody
+    task: int = 0  # the tasks before it are over for all clients
     round: int = 0  # rounds that are done, counted through the whole run
     version: int = 0  # async=updates: merges
     turns: int = 0  # async=updates: passes of the loop

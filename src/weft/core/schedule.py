@@ -84,7 +84,7 @@ class Schedule:
         return [client for client, ends in enumerate(self._ends) if round_index < ends[-1]]
 
     def lowest_task(self, round_index: int) -> int:
-        """The first task that is not over for everybody."""
+        """The first task that is not over for all clients."""
         positions = (self.position(client, round_index) for client in range(len(self._ends)))
         return min((place.task for place in positions if place is not None), default=max(map(len, self._ends)))
 

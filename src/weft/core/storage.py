@@ -1,7 +1,7 @@
 """Save and load typed state: tensors as safetensors, the rest as JSON in the file's header, field by field.
 
-A state's own file holds everything but its tables. Each entry of a `Table` has a file of its own, written when it
-changed. A file's checksum is in the reference that names it, and references are in the manifest of a checkpoint.
+A state's file holds everything but its tables. Each entry of a `Table` has a separate file, written when it changed.
+A file's checksum is in the reference that names it, and references are in the manifest of a checkpoint.
 """
 
 from __future__ import annotations

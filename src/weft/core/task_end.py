@@ -1,8 +1,8 @@
 """The end of a task: what clients upload once, tests, and what a client still owes that was silent or away by then.
 
 A client's last round of a task brings all of it (`Schedule.training_round`). What follows is for clients whose last
-reply never arrived: they are asked again at once (`after_round`), before the next request to them (`before_round`), and
-when the run is over (`after_run`).
+reply never arrived. It is requested again at once (`after_round`), before the next request to them (`before_round`),
+and when the run is over (`after_run`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from weft.core.exchange import Exchange
 from weft.core.schedule import TASK_END_ATTEMPTS, Assignment, Schedule, TaskPosition
 
-TURN = 10.0  # seconds after which, at the end of a run, clients that have replied are asked for what else they owe
+TURN = 10.0  # seconds after which, at the end of a run, clients that have replied get requests for what else they owe
 
 
 @dataclass
@@ -54,7 +54,7 @@ class TaskEnd:
     def after_run(self) -> None:
         """All rounds are over: remote clients get as long as a restart takes for what they still owe.
 
-        One thing after another of each client, so that nobody waits for what another owes, and nothing new while a
+        One thing after another of each client, so that no client waits for what another owes, and nothing new while a
         reply may still arrive. Clients on this machine owe nothing.
         """
         exchange, engine, progress = self.exchange, self.exchange.engine, self.exchange.progress

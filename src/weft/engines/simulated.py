@@ -17,16 +17,13 @@ import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from weft.core.engine import Availability, EngineState, Reply, Request
 from weft.core.storage import load_wire, save_wire
 from weft.plan import ClockOptions, FaultOptions, Plan
 from weft.randomness import generator
 from weft.wire.message import PREFIX, decode, encode, failure
-
-if TYPE_CHECKING:
-    import numpy as np
 
 Fault = Literal["none", "crash", "drop", "corrupt", "delay"]
 FAULTS: tuple[Fault, ...] = ("crash", "drop", "corrupt", "delay")
@@ -225,18 +222,13 @@ def corrupted(wire: bytes, seed: int, request_id: str) -> bytes:
     kind = rng.integers(4 if len(wire) > HEADER_ONLY else 2)  # what has no tensors can only be damaged
     if kind == 0:
         return wire[: int(rng.integers(len(wire)))]
-    damaged = bytearray(wire)
     if kind == 1:
+        damaged = bytearray(wire)
         for index in rng.integers(len(wire), size=8):
             damaged[index] ^= int(rng.integers(1, 256))
         return bytes(damaged)
-    return garbled(wire, rng, "noise" if kind == 2 else "huge")
-
-
-def garbled(wire: bytes, rng: np.random.Generator, kind: Literal["noise", "huge"]) -> bytes:
-    """The same message with a valid checksum over random bits, or over values close to the largest there are."""
+    # a valid checksum over random bits, or over values close to the largest there are
     _, _, header, size = PREFIX.unpack_from(wire)
-    start, end = PREFIX.size + header, PREFIX.size + header + size
-    payload = rng.bytes(end - start) if kind == "noise" else b"\xff\xff\x7f\x7f" * ((end - start) // 4 + 1)
-    body = wire[:start] + payload[: end - start]
+    payload = rng.bytes(size) if kind == 2 else b"\xff\xff\x7f\x7f" * (size // 4 + 1)
+    body = wire[: PREFIX.size + header] + payload[:size]
     return body + zlib.crc32(body).to_bytes(4, "little")

@@ -34,8 +34,8 @@ DIED = "a worker process died (out of memory?); what was saved before is kept"
 Frame = tuple[dict[str, Any], bytes]
 
 
-def send(pipe: Connection, words: dict[str, Any], blob: bytes = b"") -> None:
-    pipe.send_bytes(json.dumps(words).encode())
+def send(pipe: Connection, fields: dict[str, Any], blob: bytes = b"") -> None:
+    pipe.send_bytes(json.dumps(fields).encode())
     pipe.send_bytes(blob)
 
 
@@ -69,11 +69,11 @@ class WorkerPool:
     def __len__(self) -> int:
         return len(self._outboxes)
 
-    def send(self, worker: int, words: dict[str, Any], blob: bytes = b"") -> None:
+    def send(self, worker: int, fields: dict[str, Any], blob: bytes = b"") -> None:
         """Queue a frame; blocks while the worker's queue is full."""
         while True:
             try:
-                return self._outboxes[worker].put((words, blob), timeout=0.5)
+                return self._outboxes[worker].put((fields, blob), timeout=0.5)
             except queue.Full:  # busy; or dead, and then nobody will ever make room
                 if worker in self._ended:
                     raise WeftError(DIED) from None
@@ -84,12 +84,12 @@ class WorkerPool:
 
     def receive(self) -> Frame:
         """The next frame of any worker."""
-        words, blob = self._inbox.get()
-        if words.get("ended"):
+        fields, blob = self._inbox.get()
+        if fields.get("ended"):
             raise WeftError(DIED)
-        if "error" in words:
-            raise WeftError(words["error"])
-        return words, blob
+        if "error" in fields:
+            raise WeftError(fields["error"])
+        return fields, blob
 
     def close(self) -> None:
         for process in self._processes:
@@ -121,9 +121,9 @@ class WorkerPool:
 
 def _start(ends: list[tuple[int, int]]) -> subprocess.Popen[bytes]:
     """One process that becomes as many workers as it gets pairs of pipe ends."""
-    words = [f"{request}:{reply}" for request, reply in ends]
+    pairs = [f"{request}:{reply}" for request, reply in ends]
     return subprocess.Popen(
-        [sys.executable, "-c", "from weft.engines.workers import main; main()", str(os.getpid()), *words],
+        [sys.executable, "-c", "from weft.engines.workers import main; main()", str(os.getpid()), *pairs],
         stdin=subprocess.DEVNULL,
         pass_fds=[end for pair in ends for end in pair],
         env={**os.environ, **ENVIRONMENT},
@@ -138,7 +138,7 @@ class WorkerEngine:
         self._pool, self._unanswered = pool, 0
         for worker in range(len(pool)):
             mine = [client for client in saved.clients if client % len(pool) == worker]
-            words = {
+            fields = {
                 "do": "start",
                 "plan": plan.model_dump(),
                 "folder": str(folder),
@@ -146,11 +146,11 @@ class WorkerEngine:
                 "clients": {client: saved.clients[client] for client in mine},
                 "answered": {client: saved.answered[client] for client in mine},
             }
-            pool.send(worker, words)  # they start while this process continues
+            pool.send(worker, fields)  # they start while this process continues
 
     def submit(self, request: Request) -> None:
-        words = {"do": "answer", "client": request.client, "request_id": request.request_id}
-        self._pool.send(request.client % len(self._pool), words, request.wire)
+        fields = {"do": "answer", "client": request.client, "request_id": request.request_id}
+        self._pool.send(request.client % len(self._pool), fields, request.wire)
         self._unanswered += 1
 
     def ready(self) -> Reply | None:
@@ -161,17 +161,17 @@ class WorkerEngine:
         while self._unanswered:
             yield self._reply(*self._pool.receive())
 
-    def _reply(self, words: dict[str, Any], wire: bytes) -> Reply:
+    def _reply(self, fields: dict[str, Any], wire: bytes) -> Reply:
         self._unanswered -= 1
-        return Reply(words["client"], wire, words["seconds"], words["request_id"])
+        return Reply(fields["client"], wire, fields["seconds"], fields["request_id"])
 
     def save(self) -> EngineState:
         for worker in range(len(self._pool)):
             self._pool.send(worker, {"do": "save"})
         state = EngineState()
         for _ in range(len(self._pool)):
-            words, _ = self._pool.receive()
-            part = EngineState.of(words["clients"], words["answered"])
+            fields, _ = self._pool.receive()
+            part = EngineState.of(fields["clients"], fields["answered"])
             state.clients |= part.clients
             state.answered |= part.answered
         return state
@@ -233,19 +233,19 @@ def _serve(requests: Connection, replies: Connection) -> None:
     host: ClientHost | None = None
     with contextlib.suppress(EOFError):
         while True:
-            words, blob = receive(requests)
+            fields, blob = receive(requests)
             try:
-                if words["do"] == "start":
-                    saved = EngineState.of(words["clients"], words["answered"])
-                    host = ClientHost(Runtime(Plan(**words["plan"])), Path(words["folder"]), words["memory"], saved)
+                if fields["do"] == "start":
+                    saved = EngineState.of(fields["clients"], fields["answered"])
+                    host = ClientHost(Runtime(Plan(**fields["plan"])), Path(fields["folder"]), fields["memory"], saved)
                     continue
                 assert host is not None
-                if words["do"] == "answer":
+                if fields["do"] == "answer":
                     began = time.perf_counter()
-                    reply = host.answer(words["client"], blob)
-                    facts = {"client": words["client"], "request_id": words["request_id"]}
+                    reply = host.answer(fields["client"], blob)
+                    facts = {"client": fields["client"], "request_id": fields["request_id"]}
                     send(replies, {**facts, "seconds": time.perf_counter() - began}, reply)
-                elif words["do"] == "save":
+                elif fields["do"] == "save":
                     state = host.save()
                     send(replies, {"clients": state.clients, "answered": state.answered})
             except WeftError as error:

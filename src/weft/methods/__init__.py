@@ -1,6 +1,6 @@
-"""The methods by name: one file, one method, one name on the command line; `a+b` is two of them at once.
+"""The methods by name: one file, one method, one name on the command line; `a+b` is a combination of two.
 
-`package.module:Name` and `path/to/file.py:Name` name somebody's own, which combines like any other.
+`package.module:Name` and `path/to/file.py:Name` are user-defined methods, which combine like any other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ METHODS = {
     "joint": "weft.methods.continual.joint:Joint",
 }
 
-# the paper's, and what its figures add; any other pair that makes sense works as well
+# those of the paper and its figures; other pairs work as well, unless `combine` refuses them
 COMBINATIONS = ("fedprox+ewc", "fedprox+stable-sgd", "fedprox+apd", "fedavg+ewc", "fedavg+apd")
 
 
@@ -47,10 +47,11 @@ def _resolve(name: str) -> tuple[str, type[Method]]:
     plain, _, preset = name.partition("@")
     if "+" in preset:
         raise WeftError(f"{name}: a preset stands alone and is no part of a combination")
-    if "+" in plain and "" in plain.split("+"):
+    names = plain.split("+")
+    if len(names) > 1 and "" in names:
         raise WeftError(f"in {name!r} the name of a method is missing; write it as in fedprox+ewc")
-    parts = {part: _one(part) for part in plain.split("+")}
-    if len(parts) < len(plain.split("+")):
+    parts = {part: _one(part) for part in names}
+    if len(parts) < len(names):
         raise WeftError(f"{plain} names a method twice")
     plain, found = combine(parts) if len(parts) > 1 else (plain, parts[plain])
     if plain in COMBINATIONS:

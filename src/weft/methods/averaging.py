@@ -2,8 +2,8 @@
 
     theta_G = sum over c of w_c * theta_c / sum over c of w_c
 
-Of rows and single values only the senders count. Where nobody sent a value there is none: a client that receives such
-a theta_G keeps its own value there.
+Of rows and single values only the senders count. A value that no client sent is absent from theta_G: a client that
+receives it keeps its local value there.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Updates:
         return [1.0 if equal else float(update.fields["examples"]) for update in self.senders(name)]
 
     def merge(self, name: str, known: Payload, by: Average, divide: Literal["senders", "all"] = "senders") -> Payload:
-        """The weighted mean of what was sent; `known` if nobody sent it; mixed into `known` if asynchronous."""
+        """The weighted mean of what was sent; `known` if no client sent it; mixed into `known` if asynchronous."""
         if not (parts := self.parts(name)):
             return known
         if self.mix is not None:
@@ -91,11 +91,11 @@ def average(parts: list[Payload], weights: list[float], divide: Literal["senders
     share = torch.zeros(len(_sent_units(parts[0])))  # for each row or value the weight of its senders
     for part, weight in zip(parts, weights, strict=True):
         share.add_(_sent_units(part), alpha=weight)
-    anybody = share > 0
-    divisor = share.where(anybody, 1.0) if divide == "senders" else torch.full_like(share, sum(weights))
+    sent = share > 0
+    divisor = share.where(sent, 1.0) if divide == "senders" else torch.full_like(share, sum(weights))
     if isinstance(parts[0], tensors.Sparse):
         return tensors.Sparse.of(total.div_(divisor))
-    return tensors.Rows.of(total.div_(tensors.by_value(divisor, parts[0].segments)), parts[0].segments, anybody)
+    return tensors.Rows.of(total.div_(tensors.by_value(divisor, parts[0].segments)), parts[0].segments, sent)
 
 
 def mix(known: Payload, update: Payload, weight: float) -> Payload:

@@ -1,4 +1,4 @@
-"""Combinations: `fedprox+ewc` is FedProx and EWC at once, with no code of its own.
+"""Combinations: `fedprox+ewc` is FedProx and EWC at once, without code for the pair.
 
 Each hook calls the parts in turn: first the one that composes theta, then other local parts, last the one with a server
 half. Options and states of a combination are dataclasses made of those of its parts.

@@ -52,7 +52,7 @@ class ServerContext:
 
     plan: Plan
     layout: Layout
-    initial: torch.Tensor  # the body that everybody starts from
+    initial: torch.Tensor  # the body that all clients start from
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class TaskContext:
         return self.network.vector.device
 
     def initial(self) -> torch.Tensor:
-        """The body that everybody starts from, drawn from the plan's seed."""
+        """The body that all clients start from, drawn from the plan's seed."""
         return initial_body(self.network, self.plan.seed)
 
 

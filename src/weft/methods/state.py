@@ -142,7 +142,7 @@ class ClientState:
     reply: bytes = b""
 
     def start(self, ctx: TaskContext, options: MethodOptions) -> None:
-        """Initialize a new client: B_c = theta_G (Alg. 1 line 1), which everybody draws from the same seed."""
+        """Initialize a new client: B_c = theta_G (Alg. 1 line 1), which every client draws from the same seed."""
         self.weights = ctx.initial()[: ctx.layout.weights].clone()
 
     def private_of(self, task: int) -> torch.Tensor:

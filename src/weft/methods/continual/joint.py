@@ -34,5 +34,5 @@ class Joint(Method):
     )
     traits = Traits(
         sees_all_tasks=True,
-        not_combinable="it sees all tasks at once, so there is nothing to protect and nobody to ask",
+        not_combinable="it sees all tasks at once, so there is no earlier task to protect",
     )

@@ -5,7 +5,7 @@
 Heads stay private. In the paper's continual setting each client starts its next task from theta_G.
 
 With keep < 1 a client sends only that share of its values, those that it moved farthest from theta_G. A value's mean is
-taken over its senders; where nobody sent a value each client keeps its own, as FedWeIT does with rows.
+taken over its senders; where no client sent a value, each keeps its local one, as FedWeIT does with rows.
 """
 
 from __future__ import annotations

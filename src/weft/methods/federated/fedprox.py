@@ -42,7 +42,7 @@ class FedProx(FedAvg[SharedServer, FedProxClient]):
 
     def begin_task(self, client: FedProxClient, ctx: TaskContext) -> None:
         if not client.anchor:
-            self._set_anchor(client, ctx)  # the initial theta_G, which everybody draws from the seed
+            self._set_anchor(client, ctx)  # the initial theta_G, drawn from the seed
 
     def receive(self, client: FedProxClient, download: Download, ctx: TaskContext) -> None:
         super().receive(client, download, ctx)

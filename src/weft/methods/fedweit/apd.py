@@ -33,8 +33,8 @@ Part = Literal["a", "m", "l1", "l2"]
 RECOUNTED = 40  # batches: with torch's momentum of 0.1 they leave 0.9^40 = 1.5 % of what was counted before
 
 
-def words(value: Any) -> Any:
-    """`ablate=a,m` on the command line is the list of two words."""
+def comma_separated(value: Any) -> Any:
+    """Split text such as `a,m`, which `ablate=a,m` on the command line gives."""
     if isinstance(value, str):
         value = [word.strip() for word in value.split(",") if word.strip()]
     return tuple(value) if isinstance(value, list) else value
@@ -59,9 +59,9 @@ class APDOptions(MethodOptions):
     adaptive_rate: float = Field(2.0, ge=0, le=1e4)  # and for A; docs/experiments.md
     past: Literal["frozen", "closed", "joint"] = "frozen"  # A of past tasks: fixed, solved once a round, or trained on
     adaptive_start: float = 1 / 3  # A starts at this share of the initial weights
-    # what A is sparse around: 0, or its start, which everybody draws from the seed and nobody has to send
+    # what A is sparse around: 0, or its start, which every client draws from the seed, so it is not sent
     adaptive_origin: Literal["start", "zero"] = "start"
-    ablate: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # the paper's ablations
+    ablate: Annotated[tuple[Part, ...], BeforeValidator(comma_separated)] = ()  # the paper's ablations
 
 
 @dataclass

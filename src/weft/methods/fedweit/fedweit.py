@@ -24,7 +24,7 @@ from weft.lazy import torch
 from weft.methods.averaging import Average, Tensors, Update, Updates, average, merge
 from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.fedweit import formulas
-from weft.methods.fedweit.apd import APD, APDClient, APDOptions, words
+from weft.methods.fedweit.apd import APD, APDClient, APDOptions, comma_separated
 from weft.methods.fedweit.formulas import Foreign
 from weft.methods.method import MethodInfo, MethodOptions, Traits
 from weft.methods.state import SharedServer, Table, empty, shared_of
@@ -57,7 +57,7 @@ class FedWeITOptions(APDOptions):
     attention_start: Literal["even", "random"] = "even"  # 1/n, appendix A
     attention_rate: float = Field(1.0, ge=0, le=1e4)  # factor of the learning rate for alpha
     drift_from: Literal["own", "received"] = "own"  # B(t-1): before theta_G first overwrites it, or after
-    ablate: Annotated[tuple[Part, ...], BeforeValidator(words)] = ()  # type: ignore[assignment] # more than APD has
+    ablate: Annotated[tuple[Part, ...], BeforeValidator(comma_separated)] = ()  # type: ignore[assignment] # more than APD has
 
 
 @dataclass
@@ -230,7 +230,7 @@ class FedWeIT(APD[FedWeITClient]):
     def upload_spec(self, layout: Layout, sent: Mapping[str, Any]) -> dict[str, TensorSpec]:
         spec: dict[str, TensorSpec] = {}
         if "b_comm" not in self.options.ablate:
-            # a row that only one client sends is that client's alone: nobody may bring rows that were not requested
+            # a row with one sender becomes what it sent: rows that were not requested are rejected
             rows = most = None
             if "m" in self.options.ablate:
                 rows = torch.ones(layout.rows, dtype=torch.bool)

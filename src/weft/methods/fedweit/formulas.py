@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Foreign(NamedTuple):
-    """One foreign A, sparse, cut by layer: each layer has an attention of its own."""
+    """One foreign A, sparse, cut by layer: each layer has a separate attention."""
 
     indices: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
