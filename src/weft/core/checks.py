@@ -185,9 +185,9 @@ class TrainFields(_Fields):
 
 
 class FinishFields(_Fields):
-    size: SizeFields
-    density: list[Share] = []
     task_valid_accuracy: Share | None = None
+    density: list[Share] = []
+    size: SizeFields
 
 
 class EvaluationFields(_Fields):

@@ -23,7 +23,7 @@ from weft.methods.averaging import Average, Tensors, Updates
 from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.federated.fedavg import FedAvg, FedAvgClient, FedAvgOptions
 from weft.methods.method import MethodInfo, MethodOptions, Traits
-from weft.methods.state import SharedServer
+from weft.methods.state import SharedServer, shared_of
 from weft.wire import tensors
 
 if TYPE_CHECKING:
@@ -56,6 +56,11 @@ class ScaffoldClient(FedAvgClient):
     variate: dict[str, torch.Tensor] = field(default_factory=dict)  # c_i
     server_variate: dict[str, torch.Tensor] = field(default_factory=dict)  # c, as last received
     change: dict[str, torch.Tensor] = field(default_factory=dict)  # c_i+ - c_i of the last round
+
+    def start(self, ctx: TaskContext, options: MethodOptions) -> None:
+        super().start(ctx, options)
+        zeros = shared_of(options, torch.zeros(ctx.layout.weights), torch.zeros(ctx.layout.biases))
+        self.variate, self.server_variate = zeros, dict(zeros)
 
 
 class Scaffold(FedAvg[ScaffoldServer, ScaffoldClient]):
@@ -100,11 +105,6 @@ class Scaffold(FedAvg[ScaffoldServer, ScaffoldClient]):
             server.variate[name] = server.variate[name] + updates.sum(f"variate/{name}") / ctx.plan.clients
 
     # ---- client half
-
-    def begin_task(self, client: ScaffoldClient, ctx: TaskContext) -> None:
-        if not client.variate:
-            for variate in (client.variate, client.server_variate):
-                variate |= {name: torch.zeros_like(value) for name, value in self.shared(client, ctx.layout).items()}
 
     def receive(self, client: ScaffoldClient, download: Download, ctx: TaskContext) -> None:
         super().receive(client, download, ctx)
