@@ -18,8 +18,7 @@ from weft.repro import Experiment, Row
 from weft.repro.output import render
 from weft.repro.store import Key, Results, Store, changed_images, images_of, record_of
 from weft.runs.folder import read_summary
-from weft.runs.run import check_resources, is_over, resume, run
-from weft.runs.session import Display
+from weft.runs.run import Display, check_resources, is_over, resume, run
 
 MOST_NAMED = 6  # runs in a message; of more, only the first and the last are named
 

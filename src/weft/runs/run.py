@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import psutil
 
@@ -22,7 +22,7 @@ from weft.scenarios import splits
 
 if TYPE_CHECKING:
     from weft.core.progress import Progress
-    from weft.runs.session import Connect, Display
+    from weft.runs.session import Connect
     from weft.scenarios import Scenario
     from weft.wire.ledger import Ledger
 
@@ -31,6 +31,13 @@ MANY = 20
 MEMORY_FOR_MANY = 64  # for more clients: few are selected again soon, and 100 clients of LeNet should fit in 2 GB
 FREE_SHARE = 0.4  # of free memory, if all of many clients train in every round: on disk, all would be read each time
 SAVE_EVERY = 30.0  # seconds of work that a kill may cost
+
+
+class Display(Protocol):
+    """Shows a run while it is in progress."""
+
+    def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
+    def answered(self, client: int, task: int, round_index: int, fields: dict[str, Any]) -> None: ...
 
 
 def run(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -30,19 +30,12 @@ from weft.engines.workers import WorkerEngine, WorkerPool
 from weft.errors import WeftError
 from weft.methods.context import LocalTraining, ServerContext, initial_body
 from weft.methods.state import OptimizerState
-from weft.plan import Plan
 from weft.runs.folder import RunFolder, read_rows
+from weft.runs.run import Display
 from weft.wire.ledger import Entry, Ledger
 
 SAVE_SHARE = 60  # saving may take one part in so many of the time
 WARM_UP = 5  # images
-
-
-class Display(Protocol):
-    """Shows a run while it is in progress."""
-
-    def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
-    def answered(self, client: int, task: int, round_index: int, fields: dict[str, Any]) -> None: ...
 
 
 # makes an engine other than the local one, from the run folder, the engine's saved state and the checks of replies
