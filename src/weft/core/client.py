@@ -214,9 +214,9 @@ def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskCo
     """
     tested = state
     if runtime.plan.measured_model == "global" and request.tensors and "train" not in request.ops:
-        tested = copy.copy(state)
         download = _download(request)
-        tested.knowledge.update(download.once)
+        state.knowledge.update(download.once)  # kept: the server does not send it again
+        tested = copy.copy(state)
         runtime.method.receive(tested, download, ctx)
     found: dict[str, list[Any]] = {"accuracy": []}
     for task in range(ctx.task + 1):

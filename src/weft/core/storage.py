@@ -107,7 +107,11 @@ def _split(value: Any, path: str, tensors: dict[str, Payload]) -> Any:
             tensors[path] = torch.frombuffer(bytearray(value), dtype=torch.uint8)
         return None
     if isinstance(value, dict):
+        if any(isinstance(each, dict | list | tuple) and _has_tensor(each) for each in value.values()):
+            raise WeftError(f"state field {path.partition('/')[0]!r} nests tensors; use a dictionary of tensors")
         return {str(key): _split(each, f"{path}/{key}", tensors) for key, each in value.items()}
+    if isinstance(value, list | tuple) and _has_tensor(value):
+        raise WeftError(f"state field {path!r} is a list of tensors; use a dictionary of tensors")
     if dataclasses.is_dataclass(value):
         return {
             each.name: _split(getattr(value, each.name), f"{path}/{each.name}" if path else each.name, tensors)
@@ -115,6 +119,12 @@ def _split(value: Any, path: str, tensors: dict[str, Payload]) -> Any:
             if not isinstance(getattr(value, each.name), Table)
         }
     return value
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return any(map(_has_tensor, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, torch.Tensor | Rows | Sparse)
 
 
 def _write(folder: Path, name: str, value: Any) -> FileMark:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from weft.lazy import torch
+from weft.lazy import np, torch
 from weft.wire import tensors
 from weft.wire.tensors import Payload
 
@@ -131,3 +131,16 @@ def merge(received: Payload, weights: torch.Tensor) -> torch.Tensor:
         return received.over(weights.clone())
     value = received.dense()
     return torch.where(value != 0, value, weights)
+
+
+def largest_places(sizes: torch.Tensor, count: int) -> torch.Tensor:
+    """Which places hold the `count` largest numbers, as booleans; of equals the first, on every machine."""
+    if count >= len(sizes):
+        return torch.ones(len(sizes), dtype=torch.bool)
+    goes = len(sizes) - count - 1
+    # the largest that goes; by numpy, since torch's kthvalue takes ten times as long
+    bound = float(np.partition(sizes.cpu().numpy(), goes)[goes])
+    chosen = sizes > bound
+    equals = torch.nonzero(sizes == bound).view(-1)[: count - int(chosen.sum())]
+    chosen[equals] = True
+    return chosen

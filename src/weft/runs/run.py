@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from statistics import fmean
@@ -176,14 +177,13 @@ def _run(
     try:
         # these load torch; the folder is on disk and the workers are starting by now
         from weft.core.client import Runtime
-        from weft.runs.session import Session
+        from weft.runs.session import Session, one_thread
 
-        session = Session(folder, Runtime(folder.plan, scenario), pool, memory, save_every, display, connect)
-        try:
-            session.federation.run()
-            session.save()
-        finally:
-            session.close()
+        with one_thread():
+            session = Session(folder, Runtime(folder.plan, scenario), pool, memory, save_every, display, connect)
+            with contextlib.closing(session):
+                session.federation.run()
+                session.save()
         folder.write_summary(summarize(folder, session.progress, session.ledger))
         folder.journal("finished")
     finally:

@@ -6,9 +6,10 @@ nothing but the time that a kill costs.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,9 +57,6 @@ class Session:
         connect: Connect | None = None,
     ):
         self.folder, self._display, self._save_every = folder, display, save_every
-        self._threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # the server computes as its clients do, for any number of workers
-        torch.set_flush_denormal(True)
         plan, method, network = folder.plan, runtime.method, runtime.context(0, 0).network
         initial = initial_body(network, plan.seed)
         ctx = ServerContext(plan, network.layout, initial)
@@ -156,7 +154,18 @@ class Session:
 
     def close(self) -> None:
         self.engine.close()
-        torch.set_num_threads(self._threads)  # a program that calls weft.run gets its threads back
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute as clients do, for any number of workers; afterwards the calling program gets its threads back."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
         torch.set_flush_denormal(False)
 
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from pydantic import Field
 
 from weft.lazy import torch
-from weft.methods.averaging import Average, Tensors, Updates, merge
+from weft.methods.averaging import Average, Tensors, Updates, largest_places, merge
 from weft.methods.context import Download, RoundContext, ServerContext, TaskContext, TensorSpec
-from weft.methods.fedweit.formulas import largest_places
 from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
 from weft.methods.state import ClientState, SharedServer, empty, shared_of
 from weft.wire import codec, tensors

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from weft.lazy import np, torch
+from weft.lazy import torch
+from weft.methods.averaging import largest_places
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -162,19 +163,6 @@ def largest(adaptive: Tensor, share: float, sizes: Tensor | None = None) -> Tens
     if int(adaptive.count_nonzero()) <= count:
         return adaptive
     return torch.where(largest_places(adaptive.abs() if sizes is None else sizes, count), adaptive, 0.0)
-
-
-def largest_places(sizes: Tensor, count: int) -> Tensor:
-    """Which places hold the `count` largest numbers, as booleans; of equals the first, on every machine."""
-    if count >= len(sizes):
-        return torch.ones(len(sizes), dtype=torch.bool)
-    goes = len(sizes) - count - 1
-    # the largest that goes; by numpy, since torch's kthvalue takes ten times as long
-    bound = float(np.partition(sizes.cpu().numpy(), goes)[goes])
-    chosen = sizes > bound
-    equals = torch.nonzero(sizes == bound).view(-1)[: count - int(chosen.sum())]
-    chosen[equals] = True
-    return chosen
 
 
 def rows_kept(layer: Layer, keep: float) -> int:
