@@ -13,8 +13,7 @@ from pathlib import Path
 import filelock
 import pytest
 import typer
-from PIL import Image
-from site_helpers import FIRST, OTHER, SECOND, TINY, answer, status, status_json
+from site_helpers import FIRST, OF_SITES, OTHER, SECOND, TINY, answer, make_groups, status, status_json
 
 from weft.cli import site as cli_site
 from weft.errors import WeftError
@@ -110,7 +109,9 @@ def audited(site) -> Path:
 
 
 def test_the_audit_log_is_a_table_of_80_columns(audited, capsys):
-    rows, _ = audit_log.read(audited)
+    rows, damaged = audit_log.read(audited)
+    assert not damaged
+    assert audit_log.read(audited / "state") == ([], [])
     cli_site.audit_command(audited)
     columns, title, *lines, total = capsys.readouterr().out.splitlines()
     assert columns.split() == ["UTC", "request", "tensor", "shape", "bytes"]
@@ -172,16 +173,6 @@ def test_two_runs_that_reply_at_once_write_one_header(site):
 # ---- a folder of images ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def images(tmp_path) -> Path:
-    folder: Path = tmp_path / "images"
-    for index, name in enumerate(("ill", "well")):
-        (folder / name).mkdir(parents=True)
-        for count in range(10):
-            Image.new("RGB", (8, 8), (100 * index + count, count, 9)).save(folder / name / f"{count}.png")
-    return folder
-
-
 def check(folder: Path, capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
     with pytest.raises(typer.Exit) if code else contextlib.nullcontext():
         cli_site.check_command(folder)
@@ -197,19 +188,19 @@ def test_check_names_other_files_empty_classes_broken_links_and_small_classes(im
     assert "ignored" not in check(images, capsys)
     (images / "notes.txt").write_text("of the ward")
     (images / ".DS_Store").write_text("")
-    dicom(images / "ill" / "scan.dcm")
+    dicom(images / "dark" / "scan.dcm")
     (images / "unsure").mkdir()
     text = check(images, capsys)
-    assert "2 (ill/scan.dcm, notes.txt)" in text
+    assert "2 (dark/scan.dcm, notes.txt)" in text
     assert "note: unsure has no images" in text
     cli_site.check_command(images, as_json=True)
-    assert json.loads(capsys.readouterr().out)["other_files"] == ["ill/scan.dcm", "notes.txt"]
-    (images / "ill" / "10.png").symlink_to("nowhere.png")
+    assert json.loads(capsys.readouterr().out)["other_files"] == ["dark/scan.dcm", "notes.txt"]
+    (images / "dark" / "10.png").symlink_to("nowhere.png")
     assert "10.png" in check(images, capsys, code=2)
-    (images / "ill" / "10.png").unlink()
+    (images / "dark" / "10.png").unlink()
     for index in range(2, 10):
-        (images / "well" / f"{index}.png").unlink()
-    assert "note: class well has no valid images" in check(images, capsys)
+        (images / "light" / f"{index}.png").unlink()
+    assert "note: class light has no valid images" in check(images, capsys)
 
 
 def test_check_shows_why_a_file_cannot_be_read(images, tmp_path, capsys):
@@ -219,9 +210,9 @@ def test_check_shows_why_a_file_cannot_be_read(images, tmp_path, capsys):
         text = check(tmp_path / name, capsys, code=2)
         assert f"class0/{name}" in text
         assert "export them to PNG first" in text
-    (images / "ill" / "text.png").write_text("no picture")
-    (images / "ill" / "empty.png").write_bytes(b"")
-    dicom(images / "ill" / "scan.png")
+    (images / "dark" / "text.png").write_text("no picture")
+    (images / "dark" / "empty.png").write_bytes(b"")
+    dicom(images / "dark" / "scan.png")
     text = check(images, capsys, code=2)
     assert "BytesIO" not in text
     assert "text.png (not a PNG" in text
@@ -231,13 +222,9 @@ def test_check_shows_why_a_file_cannot_be_read(images, tmp_path, capsys):
 
 def test_check_counts_images_by_class_and_groups(images, capsys):
     text = check(images, capsys)
-    assert "ill: images: 10 (train: 7, valid: 1, test: 2)" in text
+    assert "dark: images: 10 (train: 7, valid: 1, test: 2)" in text
     assert "no groups" in text
-    for name in ("ill", "well"):
-        for count in range(10):
-            patient = images / name / f"patient{count // 2}"
-            patient.mkdir(exist_ok=True)
-            (images / name / f"{count}.png").rename(patient / f"{count}.png")
+    make_groups(images)
     assert "groups: 5" in check(images, capsys)
 
 
@@ -246,8 +233,7 @@ def test_check_counts_images_by_class_and_groups(images, capsys):
 
 def learn(site: Path, task: int) -> None:
     """A run starts a task of the site."""
-    keys = {key: value for key, value in TINY.items() if "scenario" not in key} | {"scenario": "sites"}
-    plan = sites.at_site(Plan.merge(keys), site)
+    plan = sites.at_site(Plan.merge(OF_SITES), site)
     request = encode(Message("server", "client-1", f"{task}.0.1", ("begin", "train"), task, 0))
     assert not decode(SiteState(site / "state" / FIRST, plan, 1).answer(request)).error
 

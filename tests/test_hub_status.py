@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from pathlib import Path
@@ -12,18 +11,19 @@ from typing import Any
 import filelock
 import pytest
 from cli_helpers import tiny
+from site_helpers import journal
 
 from weft.cli import hub as cli_hub
 from weft.core.checks import ReplyChecks
 from weft.core.client import Runtime
 from weft.core.engine import Engine, EngineState
-from weft.files import write_text
+from weft.files import write_json, write_text
 from weft.flower.hub.status import ERROR_FILE, FLOWER_RUN, STARTING, WATCHED, run_status
 from weft.runs import run as running
 from weft.runs.folder import SITES, RunFolder
 from weft.runs.session import local_engine
 
-pytest_plugins = ["cli_helpers"]
+pytest_plugins = ["cli_helpers", "site_helpers"]
 
 AWAY = ("away", {"client": 1, "site": "north", "time": 1.0})
 MISSING = ("incident", {"client": 1, "task": 0, "round": 0, "time": 1.0, "reason": "no reply"})
@@ -35,29 +35,8 @@ def run(tmp_path) -> Path:
     """A run folder as made by `weft hub run`."""
     folder: Path = tmp_path / "study"
     RunFolder.create(folder, tiny(clients=2, tasks=1, rounds_per_task=1)).close()
-    write_text(folder / SITES, json.dumps({"names": ["ada", "north"], "run": "study-0123456789ab"}) + "\n")
+    write_json(folder / SITES, {"names": ["ada", "north"], "run": "study-0123456789ab"})
     return folder
-
-
-@pytest.fixture
-def hub(tmp_path, run, monkeypatch) -> Path:
-    """The folder of a stopped hub."""
-    folder: Path = tmp_path / "hub"
-    folder.mkdir()
-    content = {"hub.json": {"address": "127.0.0.1:9092", "port": 9092}, "sites.json": ["north", "south"]}
-    for name, value in {**content, "runs.json": [str(run)]}.items():
-        write_text(folder / name, json.dumps(value))
-    for name in ("north", "south"):
-        write_text(folder / f"{name}.pub", "")
-        os.utime(folder / f"{name}.pub", (1e9, 1e9))
-    monkeypatch.setattr(cli_hub, "check_flower", lambda: None)
-    return folder
-
-
-def journal(run: Path, *events: tuple[str, dict[str, object]]) -> None:
-    with contextlib.closing(RunFolder.open(run)) as record:
-        for event, facts in events:
-            record.journal(event, **facts)
 
 
 def connect(folder: RunFolder, saved: EngineState, checks: ReplyChecks) -> Engine:
@@ -131,6 +110,7 @@ def test_a_stopped_run_shows_its_reason_and_how_to_resume_it(run):
 
 def test_status_names_sites_that_left_unless_invited_again(run, hub, capsys):
     """The site of an incident has the name of the run's own list, which may differ from the hub's."""
+    write_json(hub / "runs.json", [str(run)])
     journal(run, ("left", {"client": 1, "site": "north"}), AWAY)
     cli_hub.status_command(hub)
     text = capsys.readouterr().out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 import time
@@ -13,13 +12,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from site_helpers import FIRST, OTHER, TINY, answer
+from site_helpers import FIRST, OF_SITES, OTHER, TINY, answer, make_groups
 
 from weft import scenarios
 from weft.errors import WeftError
 from weft.export.files import open_model, write
 from weft.export.model import task_from_site
-from weft.flower import audit_log, site_policy, site_state
+from weft.flower import site_state
+from weft.flower.hub.site import Site
 from weft.flower.site_state import KEPT_REPLIES, SiteState, TaskNotAvailableError
 from weft.plan import Plan
 from weft.scenarios import sites
@@ -90,17 +90,6 @@ def test_a_message_for_another_client_is_rejected(tmp_path):
         state(tmp_path).answer(request(0, "begin", "train", client=0))
 
 
-def test_the_audit_log_records_every_reply(tmp_path):
-    wire = state(tmp_path / "run").answer(request(0, "begin", "train", "send", "finish", "give"))
-    for _ in range(2):
-        audit_log.record(tmp_path, "hub:1", "run", wire)
-    rows, damaged = audit_log.read(tmp_path)
-    assert not damaged
-    assert [row["tensor"] for row in rows] == 2 * ["header", *decode(wire).tensors]
-    assert sum(int(row["bytes"]) for row in rows) == 2 * len(wire)
-    assert audit_log.read(tmp_path / "run") == ([], [])
-
-
 # ---- locks -----------------------------------------------------------------------------------------------------------
 
 
@@ -130,39 +119,22 @@ def test_a_working_run_blocks_only_itself(site):
 # ---- tasks of a site -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def images(tmp_path):
-    """Two classes of ten images that differ in brightness."""
-    rng = np.random.default_rng(0)
-    for index, name in enumerate(("dark", "light")):
-        (tmp_path / "images" / name).mkdir(parents=True)
-        for count in range(10):
-            pixels = rng.integers(100 * index, 100 * index + 90, (40, 60, 3), dtype=np.uint8)
-            Image.fromarray(pixels).save(tmp_path / "images" / name / f"{count}.png")
-    return tmp_path / "images"
-
-
 def site_plan(site: Path | None = None) -> Plan:
-    plan = Plan.merge({key: value for key, value in TINY.items() if "scenario" not in key} | {"scenario": "sites"})
-    return plan if site is None else sites.at_site(plan, site)
+    return Plan.merge(OF_SITES) if site is None else sites.at_site(Plan.merge(OF_SITES), site)
 
 
 def first_task(site: Path) -> scenarios.Task:
     return scenarios.of(site_plan(site)).sequences[1][0]
 
 
-def announce(site, images, bits=sites.DEFAULT_BITS):
-    """As `weft site task add` does."""
-    known = sites.listed(site)
-    sites.save(site, len(known), sites.look(images, bits))
-    known.append({"name": f"task {len(known)}", "folder": str(images), "bits": bits, "pack": len(known)})
-    (site / "tasks.json").write_text(json.dumps(known))
+def announce(site: Path, images: Path, bits: int = sites.DEFAULT_BITS) -> None:
+    Site(site).add_task("first", images, bits)
 
 
 def test_a_folder_becomes_a_task(images, site):
     announce(site, images)
     task = first_task(site)
-    assert (task.name, task.classes) == ("task 0", ("dark", "light"))
+    assert (task.name, task.classes) == ("first", ("dark", "light"))
     assert task.sizes == {"train": 14, "valid": 2, "test": 4}
     train = task.load("train")
     assert train.images.shape == (14, 32, 32, 3)
@@ -209,11 +181,7 @@ def test_an_announced_task_does_not_change_with_its_files(images, site):
 
 
 def test_a_group_stays_in_one_split(images, site):
-    for name in ("dark", "light"):
-        for patient in range(5):
-            (images / name / f"patient{patient}").mkdir()
-            for count in (2 * patient, 2 * patient + 1):
-                (images / name / f"{count}.png").rename(images / name / f"patient{patient}" / f"{count}.png")
+    make_groups(images)
     announce(site, images)
     assert sum(first_task(site).sizes.values()) == 20
     assert all(size % 2 == 0 for size in first_task(site).sizes.values())  # two images per patient
@@ -254,9 +222,3 @@ def test_the_hub_knows_nothing_of_a_sites_tasks():
     assert [len(sequence) for sequence in scenario.sequences] == [2, 2]
     with pytest.raises(WeftError, match="weft hub run"):
         scenario.sequences[0][0].load("train")
-
-
-def test_a_plan_of_the_hub_cannot_choose_the_folder_of_a_site(tmp_path):
-    plan = {"method": "fedavg", "network": "mlp", "scenario": "sites", "scenario.folder": ""}
-    assert site_policy.rejection(plan) == ""
-    assert "scenario.folder" in site_policy.rejection({**plan, "scenario.folder": str(tmp_path)})

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import proxy_bypass_environment
 
@@ -93,16 +92,6 @@ Supervisor(Path(sys.argv[1]), {sys.argv[2]: command}, {}, lambda line: None).run
 """
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch) -> Path:
-    folder: Path = tmp_path / "hub"
-    folder.mkdir()
-    for name, content in {"hub": {"address": "127.0.0.1:9092", "port": 9092}, "sites": [], "runs": []}.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
-    monkeypatch.setattr(cli_hub, "check_flower", lambda: None)
-    return folder
-
-
 def start_orphan(folder: Path, name: str) -> int:
     """A process whose supervisor was killed."""
     process = subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(folder), name])
@@ -117,13 +106,8 @@ def start_orphan(folder: Path, name: str) -> int:
     return pid
 
 
-@pytest.fixture
-def orphan(site) -> Iterator[int]:
-    yield start_orphan(site, "supernode")
-    supervisor.kill_orphans(site)
-
-
-def test_a_supernode_without_its_supervisor_is_not_stopped(site, orphan, capsys):
+def test_a_supernode_without_its_supervisor_is_not_stopped(site, capsys):
+    orphan = start_orphan(site, "supernode")
     (site / "logs" / "supernode.log").write_text(UNTRUSTED)
     text = status(site, capsys)
     assert f"supernode (process {orphan})" in text

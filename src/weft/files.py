@@ -12,13 +12,14 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import filelock
 
 from weft.errors import WeftError
 
 RESUME = "weft resume continues from the last checkpoint"
+T = TypeVar("T")
 
 
 def append(path: Path, text: str) -> None:
@@ -41,6 +42,16 @@ def append(path: Path, text: str) -> None:
 
 def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: Path, value: Any, indent: int | None = None) -> None:
+    write_text(path, json.dumps(value, indent=indent) + "\n")
+
+
+def read_json(path: Path, default: T) -> T:
+    """The value in a file; `default` if there is no file."""
+    value: T = json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
+    return value
 
 
 def write_bytes(path: Path, blob: bytes) -> None:

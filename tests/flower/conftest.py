@@ -12,7 +12,7 @@ import pytest
 if importlib.util.find_spec("flwr") is None:  # `make test-flower` has an environment with Flower
     collect_ignore_glob = ["test_*.py", "loop_grid.py"]
 
-from federation import Federation, outcome
+from federation import TINY, Federation, outcome
 
 import weft
 
@@ -57,8 +57,6 @@ def quick(monkeypatch):
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    from loop_grid import TINY
-
     return outcome(weft.run(weft.Plan.merge(TINY), tmp_path_factory.mktemp("local") / "run").folder)
 
 
@@ -76,4 +74,5 @@ def still(monkeypatch):
 
     clock.sleep = sleep
     monkeypatch.setattr(engine, "time", clock)
+    monkeypatch.setattr(engine, "POLL", 0.25)
     return clock

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import shutil
 import signal
 import socket
@@ -17,8 +16,21 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from weft.files import is_taken
 from weft.runs.folder import read_manifest
 
+TINY = {
+    "clients": 2,
+    "tasks": 2,
+    "network": "mlp",
+    "rounds_per_task": 2,
+    "batch_size": 10,
+    "scenario.train": 20,
+    "scenario.valid": 10,
+    "scenario.test": 10,
+}
 WEFT = [sys.executable, "-m", "weft"]
 
 
@@ -28,7 +40,6 @@ class Federation:
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
         self.port, self.public = free_port(), free_port()
-        self.calls: Calls | None = None
 
     def weft(self, *words: str, code: int = 0, timeout: float = 300) -> str:
         done = subprocess.run(
@@ -66,16 +77,16 @@ class Federation:
         for process in self.processes.values():
             process.wait(40)
 
-    def pid(self, folder: str, name: str) -> int:
-        words = json.loads((self.folder / folder / "processes.json").read_text(encoding="utf-8"))
-        pid: int = words["processes"][name]["pid"]
-        return pid
+    def process(self, folder: str, name: str) -> psutil.Process:
+        """A process of a supervisor."""
+        facts = json.loads((self.folder / folder / "processes.json").read_text(encoding="utf-8"))
+        return psutil.Process(facts["processes"][name]["pid"])
 
 
 class Calls(threading.Thread):
-    """Poll the remote addresses of some processes until `end`."""
+    """Poll the remote addresses of the descendants of some processes until `end`."""
 
-    def __init__(self, pids: Callable[[], list[int]]):
+    def __init__(self, *pids: int):
         super().__init__(daemon=True)
         self._pids, self._enough = pids, threading.Event()
         self.seen: set[str] = set()
@@ -83,50 +94,29 @@ class Calls(threading.Thread):
 
     def run(self) -> None:
         while not self._enough.wait(0.1):
-            self.seen |= called(self._pids())
+            self.seen |= called(descendants(*self._pids))
             self.looks += 1
 
-    def end(self) -> set[str]:
+    def end(self) -> None:
         self._enough.set()
         self.join()
-        return self.seen
 
 
-def called(pids: list[int]) -> set[str]:
+def called(processes: Iterable[psutil.Process]) -> set[str]:
     """The remote addresses of all sockets of some processes: TCP and UDP, connected or trying to."""
-    own = set()
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            for path in Path(f"/proc/{pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    own.add(str(path.readlink()))
     found = set()
-    for table, family in (
-        ("tcp", socket.AF_INET),
-        ("udp", socket.AF_INET),
-        ("tcp6", socket.AF_INET6),
-        ("udp6", socket.AF_INET6),
-    ):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            words = line.split()
-            remote, inode = words[2].split(":")[0], words[9]
-            if f"socket:[{inode}]" in own and int(remote, 16):
-                raw = bytes.fromhex(remote)
-                turned = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
-                found.add(socket.inet_ntop(family, turned))
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            found |= {each.raddr.ip for each in process.net_connections("inet") if each.raddr}
     return found
 
 
-def descendants(pids: Iterable[int]) -> list[int]:
+def descendants(*pids: int) -> list[psutil.Process]:
     """Some processes and their descendants."""
-    above = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            with contextlib.suppress(OSError):
-                above[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    found = list(pids)
-    for one in found:  # the list grows meanwhile
-        found += [pid for pid, parent in above.items() if parent == one]
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found += [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
     return found
 
 
@@ -142,25 +132,6 @@ def wait_until(true: Callable[[], Any], seconds: float) -> None:
     while not true():
         assert time.monotonic() < end, f"not after {seconds} s"
         time.sleep(0.1)
-
-
-def child(parent: int, word: str) -> int | None:
-    """The descendant of a process whose command contains `word`."""
-    found: dict[int, tuple[int, str]] = {}
-    for path in Path("/proc").iterdir():
-        if path.name.isdigit():
-            try:
-                line = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                above = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            found[int(path.name)] = (above, line)
-    for pid, (above, line) in found.items():
-        while above in found and above != parent:
-            above = found[above][0]
-        if above == parent and word in line:
-            return pid
-    return None
 
 
 def events(run: Path) -> list[dict[str, Any]]:
@@ -183,17 +154,4 @@ def outcome(run: Path) -> dict[str, Any]:
 
 def is_busy(site: Path) -> bool:
     """Is a client app working at this site? It holds the lock of the run's folder."""
-    import filelock
-
-    for path in site.glob("state/*/.lock"):
-        lock = filelock.FileLock(path)
-        try:
-            lock.acquire(timeout=0)
-            lock.release()
-        except filelock.Timeout:
-            return True
-    return False
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
+    return any(is_taken(path) for path in site.glob("state/*/.lock"))

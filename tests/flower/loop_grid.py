@@ -8,28 +8,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from federation import TINY
 from flwr.app import Context, Message, RecordDict
 
 import weft
 from weft.core.engine import EngineState, Reply, Request
+from weft.files import write_json
 from weft.flower import client_app
 from weft.flower.engine import FlowerEngine
+from weft.flower.hub.runs import ABSENT
 from weft.flower.server_app import connect
-from weft.runs.folder import RunFolder
+from weft.runs.folder import SITES, RunFolder
 from weft.runs.run import resume
 from weft.wire.message import Message as WeftMessage
 from weft.wire.message import encode
 
-TINY = {
-    "clients": 2,
-    "tasks": 2,
-    "network": "mlp",
-    "rounds_per_task": 2,
-    "batch_size": 10,
-    "scenario.train": 20,
-    "scenario.valid": 10,
-    "scenario.test": 10,
-}
 SHORT, LONG = 1.0, 50.0  # seconds of a clock that advances only while the engine sleeps
 
 
@@ -91,7 +84,9 @@ class Fading(Loop):
 def run(folder: Path, grid: Loop, absent: tuple[str, ...] = (), **more: Any) -> Path:
     """A whole run over the sites a and b."""
     RunFolder.create(folder, weft.Plan.merge({**TINY, **more})).close()
-    resume(folder, save_every=0, connect=partial(connect, grid, ["a", "b"], "run", absent))
+    write_json(folder / SITES, {"names": ["a", "b"], "run": "run"})
+    write_json(folder / ABSENT, absent)
+    resume(folder, save_every=0, connect=partial(connect, grid))
     return folder
 
 

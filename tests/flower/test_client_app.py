@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from federation import TINY
 from flwr.app import Context, RecordDict
-from loop_grid import TINY, request
+from loop_grid import request
 
 from weft.errors import WeftError
 from weft.flower import audit_log, client_app, site_policy
@@ -51,4 +52,4 @@ def test_a_reply_is_recorded_and_a_site_that_left_sends_none(site):
     assert {row["run"] for row in audit_log.read(site)[0]} == {"run-0"}
     site_policy.leave(site)
     assert ask(site) == SiteReply(left=True)
-    assert [notice.run for notice in site_policy.leave_notices(site)] == ["run-0"]
+    assert [notice["run"] for notice in site_policy.leave_notices(site)] == ["run-0"]

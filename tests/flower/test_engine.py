@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from federation import events, outcome
+from federation import TINY, events, outcome
 from flwr.app import Error, Message
-from loop_grid import LONG, TINY, Loop, exchange, make_engine, replied, request, run
+from loop_grid import LONG, Loop, exchange, make_engine, replied, request, run
 
 import weft
 from weft.errors import WeftError
@@ -144,6 +144,7 @@ def test_a_deadline_ends_an_exchange(tmp_path):
         "clients = 500000000",
         'network = {name = "mlp", hidden = 65536}',
         "tasks = 1000000000",
+        'scenario = {name = "sites", folder = "/etc"}',
     ],
 )
 def test_a_site_rejects_a_plan_that_names_code_or_huge_numbers_before_loading_it(line, monkeypatch):

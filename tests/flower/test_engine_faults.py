@@ -43,7 +43,7 @@ def test_a_site_records_that_the_hub_was_notified(tmp_path):
     (tmp_path / "b").mkdir()
     site_policy.leave(tmp_path / "b")
     run(tmp_path / "run", Loop(tmp_path, ["a", "b"]))
-    assert [notice.run for notice in site_policy.leave_notices(tmp_path / "b")] == ["run"]
+    assert [notice["run"] for notice in site_policy.leave_notices(tmp_path / "b")] == ["run"]
 
 
 @pytest.mark.parametrize("name", ["client", "task", "round", "seconds", "event", "at", "self", "name"])
@@ -71,7 +71,7 @@ def test_a_broken_envelope_is_an_incident(tmp_path, how):
 @pytest.mark.parametrize(("share", "most"), [("all", 10**9), ("2", 2), ("nothing", 0)])
 def test_a_site_shares_no_more_of_a_than_it_allows(tmp_path, share, most):
     (tmp_path / "b").mkdir()
-    site_policy.write_share(tmp_path / "b", site_policy.parse_share(share))
+    site_policy.write_share(tmp_path / "b", share)
     folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"]))
     shared = [key for key in outcome(folder) if key.startswith("A 1.")]
     assert shared == (["A 1.0", "A 1.1"] if most else [])

@@ -25,8 +25,7 @@ def journal_tests(folder: Path) -> set[tuple[int, int]]:
     return {(event["client"], event["task"]) for event in events(folder) if event["event"] == "tested"}
 
 
-def test_a_dead_site_costs_one_deadline_and_at_the_end_the_time_of_a_restart(tmp_path, still, monkeypatch):
-    monkeypatch.setattr(engine, "POLL", 0.25)
+def test_a_dead_site_costs_one_deadline_and_at_the_end_the_time_of_a_restart(tmp_path, still):
     grid = Fading(tmp_path, silent_from=1, stays=False)
     folder = run(tmp_path / "run", grid, deadline=LONG, rounds_per_task=4)
     assert len([event for event in events(folder) if event["event"] == "reply" and event["client"] == 0]) == 2 * 4
@@ -106,8 +105,7 @@ class Killed(Loop):
 @pytest.mark.parametrize("deadline", [5.0, 10.0, 50.0])
 @pytest.mark.parametrize("back", [30.0, 60.0, 100.0])
 @pytest.mark.parametrize("over", [2, 4], ids=["first task", "last task"])
-def test_a_killed_site_shares_its_a_for_any_deadline(tmp_path, still, monkeypatch, deadline, back, over):
-    monkeypatch.setattr(engine, "POLL", 0.25)
+def test_a_killed_site_shares_its_a_for_any_deadline(tmp_path, still, deadline, back, over):
     grid = Killed(tmp_path, still, NEVER, Death(over, 20.0, back))
     folder = run(tmp_path / "run", grid, deadline=deadline, rounds_per_task=2)
     started = {event["task"] for event in events(folder) if event["event"] == "reply" and event["client"] == 1}
@@ -117,22 +115,19 @@ def test_a_killed_site_shares_its_a_for_any_deadline(tmp_path, still, monkeypatc
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_the_first_reply_of_a_task_may_be_lost(tmp_path, still, monkeypatch, rounds):
+def test_the_first_reply_of_a_task_may_be_lost(tmp_path, still, rounds):
     """The hub does not know that the task was started; the state is on the site's disk."""
-    monkeypatch.setattr(engine, "POLL", 0.25)
     grid = Killed(tmp_path, still, NEVER, Death(rounds + 1, 0.0, 60.0))
     assert knowledge(run(tmp_path / "run", grid, deadline=5.0, rounds_per_task=rounds)) == ALL
 
 
-def test_a_site_that_never_returns_does_not_affect_others(tmp_path, still, monkeypatch):
-    monkeypatch.setattr(engine, "POLL", 0.25)
+def test_a_site_that_never_returns_does_not_affect_others(tmp_path, still):
     grid = Killed(tmp_path, still, Death(4, 0.0, 10.0), Death(2, 0.0, 1e9))
     assert set(knowledge(run(tmp_path / "run", grid, deadline=5.0, rounds_per_task=2))) >= {"A 0.0", "A 0.1"}
 
 
 @pytest.mark.parametrize(("rounds", "seconds"), [(1, 8.0), (2, 12.0)])
-def test_replies_of_a_site_that_never_meets_the_deadline_count(tmp_path, still, monkeypatch, rounds, seconds):
-    monkeypatch.setattr(engine, "POLL", 0.25)
+def test_replies_of_a_site_that_never_meets_the_deadline_count(tmp_path, still, rounds, seconds):
 
     class Slow(Loop):
         def __init__(self):
@@ -153,42 +148,26 @@ def test_replies_of_a_site_that_never_meets_the_deadline_count(tmp_path, still, 
     assert knowledge(folder) == ["A 0.0", "A 1.0"]
 
 
-def test_a_site_whose_a_is_rejected_is_still_tested(tmp_path, still, monkeypatch):
+def test_a_site_whose_a_is_rejected_is_still_tested(tmp_path, still):
     """It is killed during its last message, and the A that it sends after its return fails."""
-    monkeypatch.setattr(engine, "POLL", 0.25)
 
-    class Spoiled(Killed):
-        def pull_messages(self, message_ids):
-            pulled = super().pull_messages(message_ids)
-            request = self.wires.get(message_ids[0])
-            if (
-                pulled
-                and request is not None
-                and request.receiver == "client-1"
-                and "give" in request.ops
-                and request.task == 1
-            ):
-                return [Message(Error(2, "it broke"), reply_to=self.messages[message_ids[0]])]
-            return pulled
+    def spoil(_: int, message: Message) -> Message | None:
+        wire = unpack(message).wire
+        if message.metadata.dst_node_id != 2 or not wire or decode(wire).task == 0 or "give" not in decode(wire).ops:
+            return None
+        grid.answer(message)
+        return Message(Error(2, "it broke"), reply_to=message)
 
-        def push_messages(self, messages):
-            names = super().push_messages(messages)
-            wire = unpack(messages[0]).wire
-            self.wires[names[0]] = decode(wire) if wire else None
-            self.messages[names[0]] = messages[0]
-            return names
-
-    grid = Spoiled(tmp_path, still, NEVER, Death(4, 0.0, 20.0))
-    grid.wires, grid.messages = {}, {}
+    grid = Killed(tmp_path, still, NEVER, Death(4, 0.0, 20.0))
+    grid.spoil = spoil
     folder = run(tmp_path / "run", grid, deadline=5.0, rounds_per_task=2)
     assert knowledge(folder) == ["A 0.0", "A 0.1", "A 1.0"]
     assert journal_tests(folder) == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 def test_the_engine_does_not_wait_when_all_sites_are_removed(tmp_path, still):
-    found = make_engine(
-        Loop(tmp_path, []), tmp_path, patience=600, removed=lambda: ["a", "b"] if still.moment > 700 else []
-    )
+    removed = {True: ["a", "b"], False: []}
+    found = make_engine(Loop(tmp_path, []), tmp_path, patience=600, removed=lambda: removed[still.moment > 700])
     still.moment = 650.0
     assert replied(found) == []
     assert 700 < still.moment < 800
@@ -209,9 +188,8 @@ def test_a_site_that_leaves_twice_leaves_once(tmp_path, still):
     assert found.events == [("left", 1)]
 
 
-def test_no_round_passes_while_no_site_is_available(tmp_path, still, monkeypatch):
+def test_no_round_passes_while_no_site_is_available(tmp_path, still):
     """The hub is cut off for five minutes after the first round."""
-    monkeypatch.setattr(engine, "POLL", 0.25)
 
     class Outage(Loop):
         def get_nodes(self):

@@ -89,7 +89,7 @@ def test_an_idle_site_is_pinged_and_can_leave(tmp_path, still):
     assert replied(found, deadline=1.5 * engine.PING) == []
     assert found.events == [("left", 0)]
     assert found.clients().available == {1}
-    assert [notice.run for notice in site_policy.leave_notices(tmp_path / "a")] == ["run"]
+    assert [notice["run"] for notice in site_policy.leave_notices(tmp_path / "a")] == ["run"]
 
 
 def test_an_unreadable_reply_to_a_ping_is_ignored(tmp_path, still):

@@ -9,6 +9,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import filelock
 import pytest
@@ -78,7 +79,7 @@ def test_status_warns_before_certificates_expire(hub, days_left, warning, monkey
     end = datetime.datetime.fromisoformat(str(status_json(hub, capsys)["certificates_expire"]))
     assert abs((end - datetime.datetime.now(datetime.UTC)).days - 365 * keys.YEARS) <= 1
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=365 * keys.YEARS - days_left)
-    monkeypatch.setattr(cli_hub, "_now", lambda: later)
+    monkeypatch.setattr(cli_hub, "time", SimpleNamespace(time=later.timestamp))
     text = status(hub, capsys)
     assert bool(warning) == ("certificates" in text)
     assert warning in text

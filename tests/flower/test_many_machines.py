@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import subprocess
 import sys
 import time
@@ -11,34 +9,24 @@ from pathlib import Path
 
 import pytest
 from federation import WEFT, free_port
+from test_many_machines_page import PAGE, ROOT, blocks, commands
 
 import weft
 from weft.flower.hub import supervisor
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
 TERMINAL = 2.0  # seconds after which a command that has not ended is serving
 
 
 @pytest.fixture
 def place(tmp_path):
     """The folder of the page inside a clone."""
-    (tmp_path / "examples").symlink_to(PAGE.parents[1] / "examples")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     folder = tmp_path / "federation"
     folder.mkdir()
     yield folder
     for name in ("ada", "ben", "hub"):
         if (folder / name).is_dir():
             supervisor.stop(folder / name)
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def commands() -> list[list[str]]:
-    found = blocks("sh")
-    lines = [line.split("#")[0].strip() for block in found for line in block.splitlines()]
-    return [shlex.split(line) for line in lines if line]
 
 
 def test_the_commands_of_the_page_work(place: Path) -> None:
@@ -70,7 +58,6 @@ def test_the_commands_of_the_page_work(place: Path) -> None:
 
 
 def test_the_page_names_every_command() -> None:
-    text = PAGE.read_text(encoding="utf-8")
     named = "hub init|hub start|hub status|hub invite|hub run|hub stop|site join|site check|site task add|site start"
     for command in [*named.split("|"), "site status", "site leave", "site audit", "site task list", "site export"]:
-        assert f"weft {command}" in text, command
+        assert f"weft {command}" in PAGE, command

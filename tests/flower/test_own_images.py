@@ -7,14 +7,12 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 from federation import WEFT, Federation, events, outcome, wait_until
 from PIL import Image
+from test_many_machines_page import blocks
 
 import weft
 from weft.runs.folder import read_rows
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "many-machines.md"
 
 
 def draw(folder: Path, seed: int) -> Path:
@@ -28,19 +26,14 @@ def draw(folder: Path, seed: int) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("images")
-
-
-def test_own_images_waiting_and_leaving(federation: Federation, images: Path) -> None:
+def test_own_images_waiting_and_leaving(federation: Federation, tmp_path: Path) -> None:
     for seed, name in enumerate(federation.sites):
-        data = str(draw(images / name, seed))
+        data = str(draw(tmp_path / name, seed))
         assert "it can be a task" in federation.weft("site", "check", data)
         federation.weft("site", "task", "add", "--name", "first", "--data", data, "--folder", name)
         if name != "cleo":
             federation.weft("site", "task", "add", "--name", "second", "--data", data, "--folder", name)
-    (plan,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (plan,) = blocks("toml")
     (federation.folder / "own.toml").write_text(plan, encoding="utf-8")
     words = ["clients=3", "tasks=2", "rounds_per_task=1", "network=mlp", "learning_rate=3e-3", "metrics=recall"]
     command = federation.start("own", [*WEFT, "hub", "run", "own.toml", *words, "--out", "own"])

@@ -16,22 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from federation import Federation, events, free_port, outcome, wait_until
+from federation import TINY, Federation, events, free_port, outcome, wait_until
 
-from weft.flower.hub.keys import make_certificates, make_site_key, write_secret
-from weft.flower.hub.programs import environment, program
+from weft.flower.hub.keys import make_certificates, make_site_key
+from weft.flower.hub.programs import environment, program, write_secret
+from weft.plan import Plan
 
-AGAIN = """
-clients = 3
-tasks = 1
-network = "mlp"
-rounds_per_task = 2
-batch_size = 10
-[scenario]
-train = 20
-valid = 10
-test = 10
-"""
 GIVES_UP = 150  # seconds within which a SuperNode gives up
 
 
@@ -182,7 +172,7 @@ def malicious(federation: Federation, tmp_path_factory: pytest.TempPathFactory) 
     changed = shipped.replace("weft.flower.client_app:app", "spy:app")
     assert changed != shipped
     (app / "pyproject.toml").write_text(changed, encoding="utf-8")
-    (federation.folder / "again.toml").write_text(AGAIN, encoding="utf-8")
+    (federation.folder / "again.toml").write_text(Plan.merge({**TINY, "clients": 3, "tasks": 1}).toml())
     try:
         federation.weft("hub", "run", "again.toml", "--out", "again", timeout=400)
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ from weft.cli.common import AsJson, out, print_json, say
 from weft.errors import WeftError
 from weft.flower.hub import runs, status, supervisor
 from weft.flower.hub.hub import UP, Hub
-from weft.flower.hub.programs import check_flower
 from weft.plan import Plan
 from weft.report import terminal
 
@@ -24,11 +23,6 @@ ONLINE = {True: "online", False: "offline", None: "unknown"}
 Folder = Annotated[Path, typer.Option("--folder", help="The hub's folder.")]
 Detached = Annotated[bool, typer.Option("--detach", help="Run in the background until stopped.")]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")]
-
-
-def open_hub(folder: Path) -> Hub:
-    check_flower()
-    return Hub(folder)
 
 
 @app.command("init")
@@ -48,7 +42,7 @@ def init_command(
 @app.command("start")
 def start_command(folder: Folder = Path("hub"), detached: Detached = False) -> None:
     """Serve until stopped: Flower's SuperLink and SuperExec, restarted if they die."""
-    hub = open_hub(folder)
+    hub = Hub(folder)
     if not detached:
         hub.start(say)
         return
@@ -59,7 +53,7 @@ def start_command(folder: Folder = Path("hub"), detached: Detached = False) -> N
 @app.command("stop")
 def stop_command(folder: Folder = Path("hub")) -> None:
     """Stop what `weft hub start` started. Resume a run with weft hub start and weft hub run FOLDER."""
-    say(f"{folder} is stopped" if supervisor.stop(open_hub(folder).folder) else f"{folder} was not started")
+    say(f"{folder} is stopped" if supervisor.stop(Hub(folder).folder) else f"{folder} was not started")
 
 
 @app.command("invite")
@@ -69,7 +63,7 @@ def invite_command(
     file: Annotated[Path | None, typer.Option("--out", help="The file of the invitation. Default: NAME.json.")] = None,
 ) -> None:
     """Write an invitation, with which a site joins. It holds the site's private key: send it over a secure channel."""
-    hub = open_hub(folder)
+    hub = Hub(folder)
     path = file or Path(f"{name}.json")
     if path.exists() and name not in hub.sites():  # otherwise `invite` names the better remedy
         raise WeftError(f"{path} already exists; choose another --out")
@@ -83,7 +77,7 @@ def invite_command(
 @app.command("remove")
 def remove_command(name: Name, folder: Folder = Path("hub")) -> None:
     """Remove a site: its key is revoked, and current and later runs continue without it."""
-    hub = open_hub(folder)
+    hub = Hub(folder)
     hub.remove(name)
     for run in hub.runs():
         runs.write_removed(run, name)
@@ -93,9 +87,15 @@ def remove_command(name: Name, folder: Folder = Path("hub")) -> None:
 @app.command("status")
 def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> None:
     """Show what is running, which sites are online, and the status of this hub's runs."""
-    hub = open_hub(folder)
+    hub = Hub(folder)
     running, orphans = supervisor.running(hub.folder), supervisor.orphans(hub.folder)
-    online, unknown = _online(hub) if running is not None or "superlink" in orphans else ([], "")
+    online: list[str] | None = []
+    unknown = ""
+    if running is not None or "superlink" in orphans:
+        try:
+            online = hub.online()
+        except WeftError as error:
+            online, unknown = None, str(error)
     is_up = running is not None or "superexec" in orphans  # which starts server apps
     found = [status.run_status(run, is_up) for run in hub.runs()]
     left = status.sites_that_left(found, hub.invited())
@@ -143,22 +143,10 @@ def _certificates(hub: Hub) -> tuple[str | None, str]:
         end = expiry(hub.folder)
     except WeftError as error:
         return None, str(error)
-    days = (end - _now()).days
-    expires = "have expired" if days < 0 else f"expire in {days} days"
+    days = (end.timestamp() - time.time()) // 86400
+    expires = "have expired" if days < 0 else f"expire in {days:.0f} days"
     warning = f"its certificates {expires} ({end:%Y-%m-%d}): create a new hub and invite all sites"
     return end.isoformat(), warning if days < WARN_DAYS else ""
-
-
-def _now() -> datetime.datetime:
-    return datetime.datetime.now(datetime.UTC)
-
-
-def _online(hub: Hub) -> tuple[list[str] | None, str]:
-    """The sites that are online; None and the reason while Flower does not reply."""
-    try:
-        return hub.online(), ""
-    except WeftError as error:
-        return None, str(error)
 
 
 @app.command("run")
@@ -173,7 +161,7 @@ def run_command(
 
     The plan's clients are the sites in the order of their invitations.
     """
-    hub = open_hub(folder)
+    hub = Hub(folder)
     if runs.is_run(plan):
         if words or out_folder:
             raise WeftError(f"{plan} is a run, which is resumed unchanged; remove {' '.join(words or ['--out'])}")

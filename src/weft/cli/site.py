@@ -14,7 +14,6 @@ from weft.cli.hub import Detached, process_state
 from weft.cli.tools import ModelFormat, write_model
 from weft.flower import audit_log, site_policy, site_state
 from weft.flower.hub import status, supervisor
-from weft.flower.hub.programs import check_flower
 from weft.flower.hub.site import Site
 from weft.scenarios import sites
 
@@ -26,11 +25,6 @@ MAX_FILES = 5  # named in a line
 
 Folder = Annotated[Path, typer.Option("--folder", help="The site's folder.")]
 Bits = Annotated[int, typer.Option(min=9, max=32, help="Of images deeper than 8 bits: 2 ** BITS - 1 is white.")]
-
-
-def open_site(folder: Path) -> Site:
-    check_flower()
-    return Site(folder)
 
 
 @app.command("join")
@@ -87,7 +81,7 @@ def add_command(
     folder: Folder = Path("site"),
 ) -> None:
     """Announce the site's next task, for plans with scenario=sites. A run that waits for it continues."""
-    site = open_site(folder)
+    site = Site(folder)
     with site_state.changing_tasks(site.folder):
         found = site.add_task(name, data, bits)
     classes = found.counts()
@@ -101,11 +95,10 @@ def add_command(
 @tasks.command("list")
 def list_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None:
     """List the site's tasks in the order in which runs learn them."""
-    site = open_site(folder)
+    site = Site(folder)
     if as_json:
         print_json(sites.listed(site.folder))
-        return
-    if not list(map(say, _task_lines(site.folder))):
+    elif not list(map(say, _task_lines(site.folder))):
         say(f"{site.name} has no tasks; weft site task add --name NAME --data FOLDER announces one")
 
 
@@ -115,7 +108,7 @@ def remove_command(
     folder: Folder = Path("site"),
 ) -> None:
     """Remove a task that no run has started, with its packed images; your files stay."""
-    site = open_site(folder)
+    site = Site(folder)
     with site_state.changing_tasks(site.folder):
         site.remove_task(name)
     say(f"task {name} of {site.name} is removed")
@@ -130,7 +123,7 @@ def _task_lines(site: Path) -> list[str]:
 @app.command("start")
 def start_command(folder: Folder = Path("site"), detached: Detached = False) -> None:
     """Take part until stopped: Flower's SuperNode, restarted if it dies."""
-    site = open_site(folder)
+    site = Site(folder)
     if not detached:
         site.start(say)
         return
@@ -141,13 +134,13 @@ def start_command(folder: Folder = Path("site"), detached: Detached = False) -> 
 @app.command("stop")
 def stop_command(folder: Folder = Path("site")) -> None:
     """Stop what `weft site start` started; the site remains a member."""
-    say(f"{folder} is stopped" if supervisor.stop(open_site(folder).folder) else f"{folder} was not started")
+    say(f"{folder} is stopped" if supervisor.stop(Site(folder).folder) else f"{folder} was not started")
 
 
 @app.command("status")
 def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None:
     """Show whether the site is running and connected, its tasks, and its runs."""
-    site = open_site(folder)
+    site = Site(folder)
     runs = site_state.site_runs(site.folder)
     running, orphans = supervisor.running(site.folder), supervisor.orphans(site.folder)
     log, processes = site.folder / "logs" / "supernode.log", running["processes"] if running else {}
@@ -157,7 +150,7 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         "name": site.name,
         "hub": site.hub,
         "left": site_policy.has_left(site.folder),
-        "leave_notices": [notice._asdict() for notice in site_policy.leave_notices(site.folder)],
+        "leave_notices": site_policy.leave_notices(site.folder),
         "share": site_policy.read_share(site.folder),
         "processes": running,
         "orphans": orphans,
@@ -189,8 +182,8 @@ def share_command(
     folder: Folder = Path("site"),
 ) -> None:
     """Set what this site shares of each A: all, its strongest rows, or nothing. No plan can request more."""
-    site = open_site(folder)
-    site_policy.write_share(site.folder, site_policy.parse_share(share))
+    site = Site(folder)
+    site_policy.write_share(site.folder, share)
     say(f"{site.name} shares of each A: {share}{' rows' if share.isdecimal() else ''}")
 
 
@@ -206,7 +199,7 @@ def export_command(
     folder: Folder = Path("site"),
 ) -> None:
     """Export the model of a task, which only its site has, as one file that runs without weft."""
-    site = open_site(folder)
+    site = Site(folder)
     from weft.export.model import task_from_site  # loads torch
 
     found = site_state.find_run(run, site_state.site_runs(site.folder))
@@ -217,7 +210,7 @@ def export_command(
 @app.command("leave")
 def leave_command(folder: Folder = Path("site")) -> None:
     """Leave the federation. With its next request the hub removes this site's A's from the knowledge base."""
-    site = open_site(folder)
+    site = Site(folder)
     site_policy.leave(site.folder)
     say(f"{site.name} leaves; keep it running until weft site status shows that the hub was notified")
 
@@ -225,7 +218,7 @@ def leave_command(folder: Folder = Path("site")) -> None:
 @app.command("audit")
 def audit_command(folder: Folder = Path("site"), as_json: AsJson = False) -> None:
     """List all that has left this site: each tensor, its shape and bytes, when, and to which hub."""
-    site = open_site(folder)
+    site = Site(folder)
     rows, damaged = audit_log.read(site.folder)
     if as_json:
         print_json(rows)

@@ -35,24 +35,13 @@ def record(site: Path, hub: str, run: str, wire: bytes) -> None:
     request = message.request_id.encode("unicode_escape").decode("ascii")
     shapes = {"header": "fields"} | {name: shape_of(tensor) for name, tensor in message.tensors.items()}
     rows = [[when, hub, run, request, name, shape, weights[name].bytes] for name, shape in shapes.items()]
+    path, text = site / FILE, io.StringIO()
     with filelock.FileLock(site / LOCK):
-        append(site / FILE, _line_start(site / FILE) + _as_csv(rows))
-        sync(site / FILE)
-
-
-def _line_start(path: Path) -> str:
-    """What to write before new lines: the columns in a new file, a line break after a line that a kill cut off."""
-    if not path.exists() or path.stat().st_size == 0:
-        return _as_csv([COLUMNS])
-    with path.open("rb") as file:
-        file.seek(-1, io.SEEK_END)
-        return "" if file.read() == b"\n" else "\n"
-
-
-def _as_csv(rows: Sequence[Sequence[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
+        before = path.read_bytes()[-1:] if path.exists() else b""
+        text.write("" if before in (b"", b"\n") else "\n")  # a kill cut off the last line
+        csv.writer(text, lineterminator="\n").writerows(rows if before else [COLUMNS, *rows])
+        append(path, text.getvalue())
+        sync(path)
 
 
 def shape_of(tensor: Payload) -> str:

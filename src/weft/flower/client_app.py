@@ -9,10 +9,9 @@ is checked before it is loaded, because it may name code.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -27,27 +26,17 @@ from weft.flower.site_state import FAILED, SiteState, TaskNotAvailableError
 from weft.plan import Plan, flat_keys
 from weft.scenarios import sites
 
-RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the name of a folder
-
 
 def main() -> None:
     """Flower's client app program with the installed app instead of the shipped one."""
     size_guard.patch(
         run_clientapp,
-        install_from_fab=_install_nothing,
-        install_app_dependencies=_install_nothing,
-        get_load_client_app_fn=_load_installed,
+        install_from_fab=lambda *_, **__: None,
+        install_app_dependencies=lambda *_, **__: None,
+        get_load_client_app_fn=lambda *_, **__: lambda *_: app,
     )
     size_guard.install()
     flwr_clientapp()
-
-
-def _install_nothing(*_: object, **__: object) -> None:
-    return None
-
-
-def _load_installed(*_: object, **__: object) -> Callable[..., ClientApp]:
-    return lambda *_: app
 
 
 def on_message(message: Message, context: Context) -> Message:
@@ -55,14 +44,15 @@ def on_message(message: Message, context: Context) -> Message:
     site = Path(str(context.node_config["site"]))
     with errors_stay_here():
         if site_policy.has_left(site):
-            site_policy.record_leave_notice(site, _run_of(message))
+            run = ""
+            with contextlib.suppress(EnvelopeError):
+                run = unpack(message).run
+            site_policy.record_leave_notice(site, run)
             return pack_reply(SiteReply(left=True), message)
     try:
         request = unpack(message)
     except EnvelopeError as error:
         raise WeftError(f"the site rejects the message: {error}") from None
-    if not RUN_NAME.fullmatch(request.run):
-        raise WeftError("the site rejects the message: the run's name is not a folder name")
     if not request.wire:  # the hub only asks whether the site is still a member
         return pack_reply(SiteReply(), message)
     plan = sites.at_site(read_plan(request.plan), site)
@@ -86,15 +76,6 @@ def errors_stay_here() -> Iterator[None]:
     except Exception:
         traceback.print_exc()
         raise WeftError(FAILED) from None
-
-
-def _run_of(message: Message) -> str:
-    """The run that a message belongs to, if it has a valid name."""
-    try:
-        name = unpack(message).run
-    except EnvelopeError:
-        return ""
-    return name if RUN_NAME.fullmatch(name) else ""
 
 
 def read_plan(text: str) -> Plan:

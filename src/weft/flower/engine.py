@@ -10,18 +10,19 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 from flwr.app import Message
+from flwr.serverapp import Grid
 
 from weft.core.engine import Availability, EngineState, Reply, Request
 from weft.core.storage import load_wire, save_wire
-from weft.flower.envelope import EnvelopeError, SiteReply, SiteRequest, pack, unpack_reply
+from weft.flower.envelope import SiteReply, SiteRequest, pack, unpack_reply
 from weft.plan import Plan
 from weft.wire.message import decode, encode, failure
 
@@ -35,21 +36,6 @@ OUTAGE = 600.0  # the same while no site is available: the hub's own connection 
 MAX_FAILURES = 3  # of one request; then the failure is its reply
 NODE_UNAVAILABLE = 5  # Flower's code for a site that is away: it is bounded by patience or deadline, not by failures
 MAX_REASON = 300  # characters
-
-Journal = Callable[..., None]
-
-
-class Node(Protocol):
-    node_id: int
-    name: str
-
-
-class Grid(Protocol):
-    """The methods of Flower's grid that are used."""
-
-    def get_nodes(self) -> Iterable[Node]: ...
-    def push_messages(self, messages: list[Message]) -> Iterable[str]: ...
-    def pull_messages(self, message_ids: list[str]) -> Iterable[Message]: ...
 
 
 @dataclass
@@ -77,7 +63,7 @@ class FlowerEngine:
         run: str,
         folder: Path,
         saved: EngineState,
-        journal: Journal,
+        journal: Callable[..., None],
         patience: float,
         absent: Collection[int] = (),
         removed: Callable[[], Collection[str]] = tuple,
@@ -99,7 +85,10 @@ class FlowerEngine:
         self._away: set[int] = set()  # recorded as such in the journal
         self._refreshed = -math.inf
         self._without_task: dict[int, str] = {}  # and the site's reason
-        self._in_flight = [_load(folder, entry) for entry in saved.transit.get("flights", [])]
+        self._in_flight = [
+            InFlight(entry["client"], entry["request_id"], load_wire(folder, entry["wire"]))
+            for entry in saved.transit.get("flights", [])
+        ]
         self._pings: dict[int, InFlight] = {}
         self._submitted: set[str] = set()  # since the last call of `replies`
 
@@ -107,13 +96,11 @@ class FlowerEngine:
         """A client that was available a short while ago counts as available: it is probably back soon."""
         self._refresh()
         everyone = frozenset(range(len(self._sites)))
-        away = frozenset(client for client in everyone if self._is_gone(client, self._wait))
+        away = frozenset(client for client in everyone if self._is_away(client, self._wait))
         limit = max(self._wait, RETURN if self._nodes else OUTAGE)  # longer than a restart takes
-        gone = frozenset(client for client in everyone if self._is_gone(client, limit))
-        return Availability(everyone - away, frozenset(self._busy()), away, gone, frozenset(self._left))
-
-    def _busy(self) -> set[int]:
-        return {flight.client for flight in self._in_flight}
+        gone = frozenset(client for client in everyone if self._is_away(client, limit))
+        busy = frozenset(flight.client for flight in self._in_flight)
+        return Availability(everyone - away, busy, away, gone, frozenset(self._left))
 
     def now(self) -> float:
         return time.monotonic() - self._start
@@ -178,11 +165,9 @@ class FlowerEngine:
                 self._record("away", client)
 
     def _is_away(self, client: int, seconds: float) -> bool:
-        """Is it away for at least so many seconds?"""
-        return client not in self._nodes and self.now() - self._last_seen[client] >= seconds
-
-    def _is_gone(self, client: int, seconds: float) -> bool:
-        return client in self._left or self._is_away(client, seconds)
+        """Has it left, or is it away for at least so many seconds?"""
+        is_missing = client not in self._nodes and self.now() - self._last_seen[client] >= seconds
+        return is_missing or client in self._left
 
     def _leave(self, client: int, event: str = "left") -> None:
         if client not in self._left:  # a site may say so in reply to several requests
@@ -215,10 +200,8 @@ class FlowerEngine:
             return any(flight.request_id in only for flight in self._in_flight)
         if timeout is None:
             return bool(self._in_flight)
-        return any(flight.request_id in ids or self._works(flight.client, ids) for flight in self._in_flight)
-
-    def _works(self, client: int, ids: Collection[str]) -> bool:
-        return not self._is_away(client, self._wait) and not (ids and client in self._without_task)
+        idle = {*self.clients().away, *(self._without_task if ids else ())}
+        return any(flight.request_id in ids or flight.client not in idle for flight in self._in_flight)
 
     def _next_reply(self, only: Collection[str] | None) -> Reply | None:
         for flight in self._in_flight:
@@ -229,39 +212,24 @@ class FlowerEngine:
 
     def _advance(self) -> None:
         """One turn: refresh, drop what nobody will answer, ping, send and pull."""
-        self._refresh()
-        self._in_flight = [flight for flight in self._in_flight if not self._is_hopeless(flight)]
+        now = self.clients()
+        gone = now.away if self._plan.deadline == "none" else now.left
+        self._in_flight = [each for each in self._in_flight if each.reply is not None or each.client not in gone]
         self._ping()
         self._send()
         self._pull()
 
-    def _is_hopeless(self, flight: InFlight) -> bool:
-        if flight.reply is not None:
-            return False
-        return flight.client in self._left or (
-            self._plan.deadline == "none" and self._is_away(flight.client, self._wait)
-        )
-
     def _ping(self) -> None:
         """Send an empty request to idle sites, above all to those that have finished: they may have left."""
-        idle = self._nodes.keys() - self._busy() - self._left
+        idle = self._nodes.keys() - {flight.client for flight in self._in_flight} - self._left
         self._pings = {client: ping for client, ping in self._pings.items() if client in idle}
         for client in idle:
             ping = self._pings.get(client)
-            if ping is None or (ping.message_id and self._has_answered(ping)):
+            found = self._receive(ping) if ping and ping.message_id else None
+            if isinstance(found, SiteReply) and found.left:
+                self._leave(client)
+            if ping is None or found is not None:  # any reply will do: a fault will show in the next request
                 self._pings[client] = InFlight(client, "", b"", due=self.now() + PING)
-
-    def _has_answered(self, ping: InFlight) -> bool:
-        """Any reply will do: a fault will show in the next request."""
-        try:
-            message = self._pull_one(ping)
-            if message is not None and not message.has_error() and unpack_reply(message).left:
-                self._leave(ping.client)
-        except httpx.HTTPError:  # the hub's own SuperLink, not a fault of the site
-            raise
-        except Exception:
-            return True
-        return message is not None
 
     def _send(self) -> None:
         for flight in [*self._in_flight, *self._pings.values()]:
@@ -273,25 +241,33 @@ class FlowerEngine:
             flight.message_id, flight.due = message_id or "", self.now() + RETRY
 
     def _pull(self) -> None:
-        """Receive replies. Flower delivers each once, so they are kept until `_next_reply` takes them.
-
-        A fault in one reply does not affect others. A reply belongs to the client of the request, whatever it claims.
-        """
+        """Receive replies. Flower delivers each once, so they are kept until `_next_reply` takes them."""
         for flight in [flight for flight in self._in_flight if flight.message_id and flight.reply is None]:
-            try:
-                message = self._pull_one(flight)
-            except httpx.HTTPError:  # the hub's own SuperLink, not a fault of the site
-                raise
-            except Exception as error:
-                flight.reply = self._failed(flight, f"its reply cannot be read: {type(error).__name__}: {error}")
+            found = self._receive(flight)
+            if found is None:
                 continue
-            if message is not None:
-                flight.reply = self._open(message, flight)
+            if isinstance(found, str) and flight.failures >= MAX_FAILURES:
+                found = SiteReply(encode(failure(decode(flight.wire), found)))
+            if isinstance(found, str):
+                self._record("retry", flight.client, request=flight.request_id, reason=found)
+            elif found.left:
+                self._leave(flight.client)
+            elif found.waiting:
+                if self._without_task.get(flight.client) != found.waiting:
+                    self._record("waiting", flight.client, reason=found.waiting)
+                self._without_task[flight.client] = found.waiting
+            else:
+                self._without_task.pop(flight.client, None)
+                flight.reply = found
+                continue
+            flight.message_id, flight.due = "", self.now() + RETRY
 
-    def _pull_one(self, flight: InFlight) -> Message | None:
-        """The reply, built by Flower, which waits for objects that are still being uploaded.
+    def _receive(self, flight: InFlight) -> SiteReply | str | None:
+        """The reply to a request, or its failure; None if there is none yet.
 
-        It waits in a thread: a site that uploads slowly, or died meanwhile, delays nobody else.
+        Flower builds a reply, and waits for objects that are still being uploaded. It waits in a thread: a site that
+        uploads slowly, or died meanwhile, delays nobody else. A reply belongs to the client of the request, whatever
+        it claims, and a fault in it does not affect others.
         """
         if flight.pulling is None:
             flight.pulling = Future()
@@ -301,45 +277,18 @@ class FlowerEngine:
         if not flight.pulling.done():
             return None
         pulling, flight.pulling = flight.pulling, None
-        return next(iter(pulling.result()), None)
-
-    # ---- retries -----------------------------------------------------------------------------------------------------
-
-    def _open(self, message: Message, flight: InFlight) -> SiteReply | None:
-        """The reply if it is one; otherwise the request is sent again."""
-        if message.has_error():
-            reason = f"Flower's error {message.error.code}: {(message.error.reason or '').strip()}"
-            if message.error.code != NODE_UNAVAILABLE:
-                return self._failed(flight, reason)
-            self._retry(flight, reason)
-            return None
         try:
-            reply = unpack_reply(message)
-        except EnvelopeError as error:
-            return self._failed(flight, f"its reply is not one of weft: {error}")
-        if reply.left:
-            self._leave(flight.client)
-            return None
-        if reply.waiting:
-            if self._without_task.get(flight.client) != reply.waiting:
-                self._record("waiting", flight.client, reason=reply.waiting)
-            self._without_task[flight.client] = reply.waiting
-            flight.message_id, flight.due = "", self.now() + RETRY
-            return None
-        self._without_task.pop(flight.client, None)
-        return reply
-
-    def _failed(self, flight: InFlight, reason: str) -> SiteReply | None:
-        """Send the request again; after too many failures the failure is its reply."""
-        flight.failures += 1
-        if flight.failures >= MAX_FAILURES:
-            return SiteReply(encode(failure(decode(flight.wire), reason[:MAX_REASON])))
-        self._retry(flight, reason)
-        return None
-
-    def _retry(self, flight: InFlight, reason: str) -> None:
-        flight.message_id, flight.due = "", self.now() + RETRY
-        self._record("retry", flight.client, request=flight.request_id, reason=reason[:MAX_REASON])
+            message = next(iter(pulling.result()), None)
+            if message is None or not message.has_error():
+                return message and unpack_reply(message)
+            flight.failures += message.error.code != NODE_UNAVAILABLE
+            reason = f"Flower's error {message.error.code}: {(message.error.reason or '').strip()}"
+        except httpx.HTTPError:  # the hub's own SuperLink, not a fault of the site
+            raise
+        except Exception as error:
+            flight.failures += 1
+            reason = f"its reply cannot be read: {type(error).__name__}: {error}"
+        return reason[:MAX_REASON]
 
     def _record(self, event: str, client: int, **facts: Any) -> None:
         self._journal(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)
@@ -350,7 +299,3 @@ def _pull_into(grid: Grid, message_id: str, result: Future[list[Message]]) -> No
         result.set_result(list(grid.pull_messages([message_id])))
     except BaseException as error:
         result.set_exception(error)
-
-
-def _load(folder: Path, entry: dict[str, Any]) -> InFlight:
-    return InFlight(entry["client"], entry["request_id"], load_wire(folder, entry["wire"]))

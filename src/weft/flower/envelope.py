@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+import re
+from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
@@ -11,8 +12,7 @@ STYPE = "weft.wire.message"  # the array is read by weft.wire.message.decode and
 MESSAGE_TYPE = "train.weft"  # selects the handler of the client app
 RECORD, FIELDS, KEY = "weft", "fields", "message"
 MAX_REASON = 200  # characters
-
-Fields = dict[str, str | int | float | bool]
+RUN_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z.@+-]{0,127}")  # it becomes the name of a folder
 
 
 class SiteRequest(NamedTuple):
@@ -34,43 +34,39 @@ class EnvelopeError(Exception):
 
 
 def pack(request: SiteRequest, node: int, lifetime: float) -> Message:
-    fields: Fields = {"run": request.run, "plan": request.plan, "client": request.client}
-    return Message(_content(request.wire, fields), dst_node_id=node, message_type=MESSAGE_TYPE, ttl=lifetime)
+    return Message(_content(**request._asdict()), dst_node_id=node, message_type=MESSAGE_TYPE, ttl=lifetime)
 
 
 def pack_reply(reply: SiteReply, to: Message) -> Message:
-    fields: Fields = {"seconds": reply.seconds, "waiting": reply.waiting, "left": reply.left}
-    return Message(_content(reply.wire, fields), reply_to=to)
+    return Message(_content(**reply._asdict()), reply_to=to)
 
 
 def unpack(message: Message) -> SiteRequest:
-    wire, fields = _open(message)
-    run, plan, client = fields.get("run"), fields.get("plan"), fields.get("client")
-    if not isinstance(run, str) or not isinstance(plan, str) or type(client) is not int:
-        raise EnvelopeError("its fields are not those of a request")
-    return SiteRequest(wire, run, plan, client)
+    request = SiteRequest(**_open(message, run=str, plan=str, client=int))
+    if not RUN_NAME.fullmatch(request.run):
+        raise EnvelopeError("the run's name is not a folder name")
+    return request
 
 
 def unpack_reply(message: Message) -> SiteReply:
-    wire, fields = _open(message)
-    seconds, waiting, left = fields.get("seconds"), fields.get("waiting"), fields.get("left")
-    if not isinstance(seconds, float) or not isinstance(waiting, str) or not isinstance(left, bool):
-        raise EnvelopeError("its fields are not those of a reply")
-    if not 0 <= seconds < math.inf:
-        raise EnvelopeError(f"seconds={seconds} is out of range")
-    return SiteReply(wire, seconds, waiting[:MAX_REASON], left)
+    reply = SiteReply(**_open(message, seconds=float, waiting=str, left=bool))
+    if not 0 <= reply.seconds < math.inf:
+        raise EnvelopeError(f"seconds={reply.seconds} is out of range")
+    return reply._replace(waiting=reply.waiting[:MAX_REASON])
 
 
-def _content(wire: bytes, fields: Fields) -> RecordDict:
+def _content(wire: bytes, **fields: Any) -> RecordDict:
     array = Array(dtype="uint8", shape=(len(wire),), stype=STYPE, data=wire)
-    return RecordDict({RECORD: ArrayRecord({KEY: array}), FIELDS: ConfigRecord(dict(fields))})
+    return RecordDict({RECORD: ArrayRecord({KEY: array}), FIELDS: ConfigRecord(fields)})
 
 
-def _open(message: Message) -> tuple[bytes, ConfigRecord]:
+def _open(message: Message, **kinds: type) -> dict[str, Any]:
     try:
         array, fields = message.content.array_records[RECORD][KEY], message.content.config_records[FIELDS]
     except (KeyError, ValueError):
         raise EnvelopeError("it holds no weft message") from None
     if array.stype != STYPE:
         raise EnvelopeError(f"its array is not {STYPE}")
-    return array.data, fields
+    if any(type(fields.get(name)) is not kind for name, kind in kinds.items()):
+        raise EnvelopeError(f"its fields are not {', '.join(kinds)}")
+    return {"wire": array.data} | {name: fields[name] for name in kinds}

@@ -7,25 +7,23 @@ is written to the run folder, unless it was killed.
 
 from __future__ import annotations
 
-import datetime
-import json
 import traceback
-from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
-import flwr.serverapp
 from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
 
 from weft.core.checks import ReplyChecks
 from weft.core.engine import Engine, EngineState
 from weft.errors import WeftError
-from weft.files import write_text
+from weft.files import append, write_text
 from weft.flower import size_guard
-from weft.flower.engine import FlowerEngine, Grid
+from weft.flower.engine import FlowerEngine
 from weft.flower.hub.runs import absent, removed
-from weft.flower.hub.status import ERROR_FILE, SERVER_LOG
-from weft.runs.folder import SITES, RunFolder
+from weft.flower.hub.status import ERROR_FILE, SERVER_LOG, members
+from weft.report.text import utc
+from weft.runs.folder import RunFolder
 from weft.runs.run import resume
 from weft.wire.message import LONGEST_HEADER
 
@@ -36,39 +34,30 @@ VALUE_BYTES = 16  # of a value and its index, at most
 def work(grid: Grid, folder: Path) -> None:
     """Resume the run in a folder over the sites of a grid."""
     try:
-        sites = json.loads((folder / SITES).read_text(encoding="utf-8"))
-        resume(folder, save_every=0, connect=partial(connect, grid, sites["names"], sites["run"], absent(folder)))
+        resume(folder, save_every=0, connect=partial(connect, grid))
     except WeftError as error:
         write_text(folder / ERROR_FILE, f"{error}\n")
         raise
     except Exception:
-        when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        with (folder / SERVER_LOG).open("a", encoding="utf-8") as log:
-            log.write(f"{when}\n{traceback.format_exc()}\n")
+        append(folder / SERVER_LOG, f"{utc()} UTC\n{traceback.format_exc()}\n")
         raise
 
 
-def connect(
-    grid: Grid,
-    sites: list[str],
-    run: str,
-    absent: Collection[str],
-    folder: RunFolder,
-    saved: EngineState,
-    checks: ReplyChecks,
-) -> Engine:
-    """The engine of a run; `absent` sites have been waited for already."""
+def connect(grid: Grid, folder: RunFolder, saved: EngineState, checks: ReplyChecks) -> Engine:
+    """The engine of a run."""
     size_guard.install(lambda: largest_reply(checks))
+    names, run = members(folder.path)
+    waited_for = absent(folder.path)
     return FlowerEngine(
         folder.plan,
         grid,
-        sites,
+        names,
         run,
         folder.checkpoints,
         saved,
         folder.journal,
         PATIENCE,
-        absent={client for client, name in enumerate(sites) if name in absent},
+        absent={client for client, name in enumerate(names) if name in waited_for},
         removed=lambda: removed(folder.path),
     )
 
@@ -79,9 +68,9 @@ def largest_reply(checks: ReplyChecks) -> int:
     return min(size_guard.MAX_BYTES, LONGEST_HEADER + VALUE_BYTES * values)
 
 
-def main(grid: flwr.serverapp.Grid, context: Context) -> None:
+def main(grid: Grid, context: Context) -> None:
     work(grid, Path(str(context.run_config["folder"])))  # the run's configuration names the folder
 
 
-app = flwr.serverapp.ServerApp()
+app = ServerApp()
 app.main()(main)

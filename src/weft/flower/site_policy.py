@@ -6,17 +6,17 @@ before a run starts.
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import filelock
 
 from weft.errors import WeftError
-from weft.files import write_text
+from weft.files import append, write_text
 from weft.plan import Plan
+from weft.report.text import utc
 
 BUILT_IN = re.compile(r"[0-9a-z][0-9a-z@+-]*")  # a method or network of weft: neither a file nor a module
 # none of these reads a folder that the plan names
@@ -27,7 +27,7 @@ LIMITS = {"clients": 10**5, "tasks": 10**4, "rounds_per_task": 10**6, "epochs_pe
 NETWORK_LIMIT = 8192  # units of a layer, and every other number of a network
 SHARE_FILE, LEAVE_FILE, LEAVE_LOCK = "share.txt", "leaving", ".leaving.lock"  # in the site's folder
 
-Share = int | Literal["all", "nothing"]
+Share = int | str  # rows, "all" or "nothing"
 
 
 def rejection(plan: Mapping[str, Any]) -> str:
@@ -62,7 +62,7 @@ def parse_share(text: str) -> Share:
     ('nothing', 20)
     """
     if text in ("all", "nothing"):
-        return "all" if text == "all" else "nothing"
+        return text
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise WeftError(f"{text!r} is not a share of A; use all, nothing, or a number of rows such as 20")
@@ -73,8 +73,8 @@ def read_share(site: Path) -> Share:
     return parse_share(path.read_text(encoding="utf-8").strip()) if path.exists() else "all"
 
 
-def write_share(site: Path, share: Share) -> None:
-    write_text(site / SHARE_FILE, f"{share}\n")
+def write_share(site: Path, text: str) -> None:
+    write_text(site / SHARE_FILE, f"{parse_share(text)}\n")
 
 
 def limit_share(plan: Plan, site: Path) -> Plan:
@@ -89,11 +89,6 @@ def limit_share(plan: Plan, site: Path) -> Plan:
 # ---- leaving: the file is empty until the hub is notified, then has a line for each run ------------------------------
 
 
-class LeaveNotice(NamedTuple):
-    when: str  # UTC
-    run: str
-
-
 def leave(site: Path) -> None:
     if not has_left(site):
         write_text(site / LEAVE_FILE, "")
@@ -106,13 +101,11 @@ def has_left(site: Path) -> bool:
 def record_leave_notice(site: Path, run: str) -> None:
     """Record once per run that the hub is notified."""
     with filelock.FileLock(site / LEAVE_LOCK):  # requests of two runs may come at the same time
-        if run not in [notice.run for notice in leave_notices(site)]:
-            when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-            write_text(site / LEAVE_FILE, (site / LEAVE_FILE).read_text(encoding="utf-8") + f"{when}\t{run}\n")
+        if run not in [notice["run"] for notice in leave_notices(site)]:
+            append(site / LEAVE_FILE, f"{utc()}\t{run}\n")
 
 
-def leave_notices(site: Path) -> list[LeaveNotice]:
-    if not has_left(site):
-        return []
-    lines = (site / LEAVE_FILE).read_text(encoding="utf-8").splitlines()
-    return [LeaveNotice(when, run) for when, _, run in (line.partition("\t") for line in lines)]
+def leave_notices(site: Path) -> list[dict[str, str]]:
+    """When (UTC) and in which runs."""
+    lines = (site / LEAVE_FILE).read_text(encoding="utf-8").splitlines() if has_left(site) else []
+    return [dict(zip(("when", "run"), line.split("\t"), strict=False)) for line in lines]

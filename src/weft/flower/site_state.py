@@ -7,7 +7,6 @@ server returned to its checkpoint, gets the same bytes, and the client does not 
 from __future__ import annotations
 
 import contextlib
-import datetime
 import hashlib
 import traceback
 from collections.abc import Iterator
@@ -20,12 +19,14 @@ import filelock
 from weft.errors import WeftError
 from weft.files import sync, write_bytes, write_text
 from weft.plan import Plan, flat_keys
+from weft.report.text import utc
 from weft.runs.folder import read_manifest, write_manifest
 from weft.wire.message import decode, encode, failure
 
 KEPT_REPLIES = 12  # a server goes back by one round and the end of its task at most: five replies
 MEMORY = 1 << 14  # megabytes: a process holds one client
 RUN_LOCK, START_LOCK, TASKS_LOCK = ".lock", ".start.lock", ".tasks.lock"  # of a run; of all runs; of tasks.json
+STATE = ("clients", "answered")  # tables of the manifest by client
 FAILED = "the request failed at the site; its log has the reason"
 NEW: dict[str, Any] = {"clients": {}, "answered": {}, "replies": {}, "files": {}, "started": -1, "finished": -1}
 
@@ -47,17 +48,20 @@ class SiteState:
         from weft.engines.host import ClientHost
 
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._lock():
+        with filelock.FileLock(self._folder / RUN_LOCK):
+            with filelock.FileLock(self._folder.parent / START_LOCK):
+                pass  # nobody reads the list of tasks while a task is being removed
             if not (self._folder / "plan.toml").exists():  # `weft site export` needs it
                 write_text(self._folder / "plan.toml", self._plan.toml())
-            request, manifest = decode(wire), read_manifest(self._folder) or NEW
+            request, manifest = decode(wire), read_manifest(self._folder) or dict(NEW)
             if (known := manifest["replies"].get(request.request_id)) is not None:
                 reply: bytes = (self._folder / known).read_bytes()
                 decode(reply)  # a damaged file is not sent
                 return reply
             if request.receiver != f"client-{self._client}":
                 raise WeftError(f"a message for {request.receiver} was sent to client-{self._client}")
-            saved = EngineState(_by_client(manifest["clients"]), _by_client(manifest["answered"]))
+            clients, answered = ({int(key): value for key, value in manifest[name].items()} for name in STATE)
+            saved = EngineState(clients, answered)
             host = ClientHost(Runtime(self._plan), self._folder, MEMORY, saved)
             if not host.has_task(self._client, request.task):
                 raise TaskNotAvailableError(f"it has no task {request.task} yet (weft site task add)")
@@ -67,18 +71,11 @@ class SiteState:
                 traceback.print_exc()  # only to the site's log: it may name files, tasks and classes
                 # the state on disk is unchanged
                 return encode(failure(request, f"{FAILED} ({type(error).__name__})"))
-            started = max(manifest["started"], request.task)
-            finished = max(manifest["finished"], request.task if "finish" in request.ops else -1)
-            tasks = {"started": started, "finished": finished}
-            self._save(host, request.request_id, reply, {**manifest, **tasks})
+            manifest["started"] = max(manifest["started"], request.task)
+            if "finish" in request.ops:
+                manifest["finished"] = max(manifest["finished"], request.task)
+            self._save(host, request.request_id, reply, manifest)
             return reply
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        with filelock.FileLock(self._folder / RUN_LOCK):
-            with filelock.FileLock(self._folder.parent / START_LOCK):
-                pass  # nobody reads the list of tasks while a task is being removed
-            yield
 
     def _save(self, host: Any, request_id: str, reply: bytes, manifest: dict[str, Any]) -> None:
         """Write the files, then the manifest that names them, and remove files that it does not name."""
@@ -100,10 +97,6 @@ class SiteState:
                     path.unlink(missing_ok=True)
 
 
-def _by_client(table: dict[str, Any]) -> dict[int, Any]:
-    return {int(client): value for client, value in table.items()}
-
-
 # ---- all runs of a site, without torch -------------------------------------------------------------------------------
 
 
@@ -119,10 +112,6 @@ class SiteRun:
     when: str  # UTC; of the last reply
     damage: str = ""  # which file is damaged, and what to do
 
-    @property
-    def name(self) -> str:
-        return self.id.rpartition("-")[0]
-
     def as_text(self) -> str:
         if self.damage:
             return f"{self.id}: {self.damage}"
@@ -136,8 +125,7 @@ def site_runs(site: Path) -> list[SiteRun]:
 
 
 def _site_run(folder: Path, moment: int) -> SiteRun:
-    when = datetime.datetime.fromtimestamp(moment / 1e9, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
-    plan = ""
+    plan, when = "", utc(moment / 1e9)
     with contextlib.suppress(OSError, ValueError):
         plan = str(flat_keys((folder / "plan.toml").read_text(encoding="utf-8")).get("name", ""))
     try:
@@ -152,21 +140,19 @@ def _checked_manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     with contextlib.suppress(WeftError, OSError):
         manifest = read_manifest(folder) or NEW
-        missing = (folder / name for name, size in manifest["files"].items() if _size(folder / name) != size)
-        if (path := next(missing, path)) == folder / "manifest.json":
-            return manifest
+        for name, size in manifest["files"].items():
+            path = folder / name
+            if path.stat().st_size != size:
+                raise OSError
+        return manifest
     raise WeftError(f"its state is damaged ({path}); restore it from a copy, or move {folder} away after the run")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else -1
 
 
 def find_run(name: str, runs: list[SiteRun]) -> SiteRun:
     """A run by its id or an unambiguous prefix of it; by the name of the run or of its plan, the latest."""
     for matches in (
         [run for run in runs if run.id == name],
-        [run for run in runs if run.name == name][-1:],
+        [run for run in runs if run.id.rpartition("-")[0] == name][-1:],
         [run for run in runs if run.plan == name][-1:],
         [run for run in runs if run.id.startswith(name)],
     ):

@@ -25,8 +25,6 @@ MAX_METADATA = 1 << 18  # bytes of everything that is not a chunk of an array: n
 MAX_OBJECTS = 1 << 12  # of one message; Flower splits arrays into chunks of 5 MiB
 UPLOAD_TIMEOUT = 900.0  # seconds to wait for objects that are still being uploaded; Flower's default is two hours
 
-Pull = Callable[..., dict[str, bytes]]
-
 
 class MessageTooLargeError(Exception):
     """A message that is larger than any expected one, or that cannot be read."""
@@ -34,19 +32,7 @@ class MessageTooLargeError(Exception):
 
 def install(limit: Callable[[], int] = lambda: MAX_BYTES) -> None:
     """From now on this process accepts no message above `limit()` bytes."""
-    for module in (inflatable_utils, http_grid):  # http_grid imports the function by name
-        patch(module, pull_objects=_guarded(_PULL, limit))
 
-
-def patch(module: ModuleType, **replacements: Any) -> None:
-    """Replace functions of Flower; fails for a version of Flower that does not have them."""
-    for name, function in replacements.items():
-        if not hasattr(module, name):
-            raise ImportError(f"{module.__name__} has no {name}, which weft replaces; install flwr==1.41.0")
-        setattr(module, name, function)
-
-
-def _guarded(pull: Pull, limit: Callable[[], int]) -> Pull:
     def pull_objects(object_ids: list[str], pull_object_fn: Callable[[str], bytes], **options: Any) -> dict[str, bytes]:
         bound, pulled, lock = limit(), 0, threading.Lock()
         if len(object_ids) > MAX_OBJECTS:
@@ -64,11 +50,20 @@ def _guarded(pull: Pull, limit: Callable[[], int]) -> Pull:
                 raise MessageTooLargeError(f"it is larger than the limit of {bound:,} bytes")
             return content
 
-        contents = pull(object_ids, pull_one, **{"max_time": UPLOAD_TIMEOUT, **options})
+        contents = _PULL(object_ids, pull_one, **{"max_time": UPLOAD_TIMEOUT, **options})
         check(contents, bound)
         return contents
 
-    return pull_objects
+    for module in (inflatable_utils, http_grid):  # http_grid imports the function by name
+        patch(module, pull_objects=pull_objects)
+
+
+def patch(module: ModuleType, **replacements: Any) -> None:
+    """Replace functions of Flower; fails for a version of Flower that does not have them."""
+    for name, function in replacements.items():
+        if not hasattr(module, name):
+            raise ImportError(f"{module.__name__} has no {name}, which weft replaces; install flwr==1.41.0")
+        setattr(module, name, function)
 
 
 def check(contents: Mapping[str, bytes], limit: int) -> None:
@@ -91,4 +86,4 @@ def _is_chunk(content: bytes) -> bool:
     return content.startswith(b"ArrayChunk ") and HEAD_BODY_DIVIDER in content[:64]
 
 
-_PULL: Pull = inflatable_utils.pull_objects  # the function of Flower
+_PULL: Callable[..., dict[str, bytes]] = inflatable_utils.pull_objects  # the function of Flower

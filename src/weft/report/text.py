@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from weft.metrics import Spread
+
+
+def utc(moment: float | None = None) -> str:
+    """A time in seconds since 1970; by default now.
+
+    >>> utc(0)
+    '1970-01-01 00:00:00'
+    """
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(moment))
 
 
 def duration(seconds: float | None) -> str:

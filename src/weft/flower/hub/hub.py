@@ -17,29 +17,13 @@ import socket
 import string
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import filelock
 
 from weft.errors import WeftError, nearest
-from weft.files import write_text
-from weft.flower.hub import supervisor
-from weft.flower.hub.programs import (
-    CONNECTION,
-    LOOPBACK,
-    SITE_NAME,
-    check_flower,
-    environment,
-    flwr,
-    is_address,
-    program,
-)
-from weft.lazy import lazy
-
-if TYPE_CHECKING:
-    from weft.flower.hub import keys
-else:
-    keys = lazy("weft.flower.hub.keys")  # `weft hub status` does not need cryptography
+from weft.files import read_json, write_json, write_text
+from weft.flower.hub import programs, supervisor
+from weft.flower.hub.programs import CONNECTION, flwr, program
 
 ASSETS = Path(__file__).parent / "assets"
 UP = "the hub is running"
@@ -50,6 +34,7 @@ CONFIG = (
 
 class Hub:
     def __init__(self, folder: Path):
+        programs.check_flower()
         self.folder = folder.resolve()
         self.home = self.folder / "flower"
         try:
@@ -61,46 +46,49 @@ class Hub:
     @classmethod
     def create(cls, folder: Path, address: str | None, port: int) -> Hub:
         """`address` is where sites reach nginx; without it they are on this machine and reach the SuperLink."""
-        check_flower()
+        from weft.flower.hub.keys import make_certificates  # loads cryptography
+
+        programs.check_flower()
         host, _, public = (address or f"127.0.0.1:{port}").rpartition(":")
-        if not is_address(f"{host}:{public}"):
+        if not programs.is_address(f"{host}:{public}"):
             raise WeftError(f"--address {address!r} is not HOST:PORT, such as hub.example.org:9443")
         make_folder(folder, "logs", "app", "flower")
-        keys.make_certificates(folder, host)
-        keys.write_secret(folder / "exec.secret", secrets.token_bytes(32))
+        make_certificates(folder, host)
+        programs.write_secret(folder / "exec.secret", secrets.token_bytes(32))
         write_text(folder / "app" / "pyproject.toml", (ASSETS / "app.toml").read_text(encoding="utf-8"))
         write_text(folder / "app" / "README.md", "The code of this app is in the installed weft.\n")
         config = CONFIG.format(name=CONNECTION, port=port, ca=folder.resolve() / "ca.crt")
         write_text(folder / "flower" / "config.toml", config)
         listen = public  # on all interfaces; for sites of this machine on loopback, next to the SuperLink
-        if host in LOOPBACK:
+        if host in programs.LOOPBACK:
             listen = f"127.0.0.1:{public if int(public) != port else port + 1}"
         nginx = string.Template((ASSETS / "nginx.conf").read_text(encoding="utf-8"))
         write_text(folder / "nginx.conf", nginx.substitute(folder=folder.resolve(), port=port, listen=listen))
-        write_text(folder / "sites.json", "[]\n")
-        write_text(folder / "hub.json", json.dumps({"address": f"{host}:{public}", "port": port}) + "\n")
+        write_json(folder / "sites.json", [])
+        write_json(folder / "hub.json", {"address": f"{host}:{public}", "port": port})
         return cls(folder)
 
     # ---- sites and runs ----------------------------------------------------------------------------------------------
 
     def sites(self) -> list[str]:
-        names: list[str] = self._read("sites.json", [])
-        return names
+        return read_json(self.folder / "sites.json", list[str]())
 
     def invite(self, name: str, path: Path) -> None:
         """Write what a site needs to join, with its private key; the hub keeps only the public key."""
-        if not SITE_NAME.fullmatch(name):
+        from weft.flower.hub.keys import make_site_key  # loads cryptography
+
+        if not programs.SITE_NAME.fullmatch(name):
             raise WeftError(f"{name!r} is not a site name; use lowercase letters, digits and dashes")
         with self._lock():
             if name in (names := self.sites()):
                 raise WeftError(f"{name} is already invited; choose another name, or weft hub remove {name} first")
-            private, public = keys.make_site_key()
+            private, public = make_site_key()
             authority = (self.folder / "ca.crt").read_text(encoding="utf-8")
             invitation = {"weft": 1, "name": name, "hub": self.address, "authority": authority, "key": private}
             # first: without the file the site is not invited
-            keys.write_secret(path, (json.dumps(invitation, indent=2) + "\n").encode())
+            programs.write_secret(path, (json.dumps(invitation, indent=2) + "\n").encode())
             write_text(self._public_key(name), public)
-            self._write("sites.json", [*names, name])
+            write_json(self.folder / "sites.json", [*names, name])
 
     def remove(self, name: str) -> None:
         """Revoke a site's key; later runs do not include it."""
@@ -108,12 +96,12 @@ class Hub:
             if name not in (names := self.sites()):
                 raise WeftError(f"no site {name}; {nearest(name, names)}")
             numbers = self._numbers()
-            if name in numbers and not self.is_up():
-                raise WeftError("the hub is not running, and Flower has to revoke the key; weft hub start starts it")
-            if name in numbers:
-                flwr(["supernode", "unregister", numbers[name], CONNECTION], self.home)
-            self._write("nodes.json", {site: number for site, number in numbers.items() if site != name})
-            self._write("sites.json", [site for site in names if site != name])
+            if (number := numbers.pop(name, None)) is not None:
+                if not self.is_up():
+                    raise WeftError("the hub is not running, but Flower has to revoke the key; weft hub start runs it")
+                flwr(["supernode", "unregister", number, CONNECTION], self.home)
+                write_json(self.folder / "nodes.json", numbers)
+            write_json(self.folder / "sites.json", [site for site in names if site != name])
             self._public_key(name).unlink(missing_ok=True)
 
     def register(self) -> None:
@@ -125,7 +113,7 @@ class Hub:
                 if self._numbers().get(name) not in known:
                     arguments = ["supernode", "register", str(self._public_key(name)), CONNECTION, "--name", name]
                     number = str(flwr(arguments, self.home)["node-id"])
-                    self._write("nodes.json", self._numbers() | {name: number})
+                    write_json(self.folder / "nodes.json", self._numbers() | {name: number})
 
     def online(self) -> list[str]:
         """The sites that are connected now."""
@@ -139,11 +127,11 @@ class Hub:
 
     def runs(self) -> list[Path]:
         """The folders of all runs of this hub."""
-        return [Path(folder) for folder in self._read("runs.json", [])]
+        return list(map(Path, read_json(self.folder / "runs.json", list[str]())))
 
     def add_run(self, folder: Path) -> None:
         with self._lock():
-            self._write("runs.json", [*map(str, self.runs()), str(folder)])
+            write_json(self.folder / "runs.json", [*map(str, self.runs()), str(folder)])
 
     def _nodes(self) -> dict[str, str]:
         """The status of each node by Flower's number; its list has no names."""
@@ -152,18 +140,10 @@ class Hub:
 
     def _numbers(self) -> dict[str, str]:
         """Flower's number of each site, received when it was registered."""
-        numbers: dict[str, str] = self._read("nodes.json", {})
-        return numbers
+        return read_json(self.folder / "nodes.json", dict[str, str]())
 
     def _public_key(self, name: str) -> Path:
         return self.folder / f"{name}.pub"
-
-    def _read(self, name: str, default: Any) -> Any:
-        path = self.folder / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else default
-
-    def _write(self, name: str, content: Any) -> None:
-        write_text(self.folder / name, json.dumps(content) + "\n")
 
     def _lock(self) -> filelock.BaseFileLock:
         """Held while a list is read, changed and written."""
@@ -188,20 +168,22 @@ class Hub:
 
     def start(self, say: supervisor.Say) -> None:
         """Serve until stopped."""
-        check_flower()
         for name in ("ca.key", "server.key", "exec.secret"):
-            keys.check_secret(self.folder / name)
-        if not self.is_up() and not supervisor.orphans(self.folder) and _is_port_taken(self.port):
-            raise WeftError(
-                f"port {self.port} is used by another program; stop it, or create a hub with weft hub init --port"
-            )
+            programs.check_secret(self.folder / name)
+        if not self.is_up() and not supervisor.orphans(self.folder):
+            try:
+                socket.create_server(("127.0.0.1", self.port)).close()
+            except OSError:
+                raise WeftError(
+                    f"port {self.port} is used by another program; stop it, or create a hub with weft hub init --port"
+                ) from None
 
         def ready() -> None:
             self.register()
             say(f"{UP}; sites reach it at {self.address}; weft hub stop ends it")
 
         commands = {"superlink": self.superlink, "superexec": self.superexec}
-        supervisor.Supervisor(self.folder, commands, environment(self.home), say).run(ready)
+        supervisor.Supervisor(self.folder, commands, programs.environment(self.home), say).run(ready)
 
 
 def make_folder(folder: Path, *subfolders: str) -> None:
@@ -212,16 +194,6 @@ def make_folder(folder: Path, *subfolders: str) -> None:
     folder.chmod(0o700)
     for name in subfolders:
         (folder / name).mkdir()
-
-
-def _is_port_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the SuperLink does
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-        return False
 
 
 def wait_for_port(port: int, patience: float = 60.0) -> None:

@@ -1,4 +1,4 @@
-"""Flower's programs: their paths, and an environment in which they contact nobody but the configured hub."""
+"""Flower's programs, and an environment in which they contact nobody but the configured hub; files of keys."""
 
 from __future__ import annotations
 
@@ -51,9 +51,15 @@ def program(name: str) -> str:
 
 
 def environment(home: Path, path: str | None = None) -> dict[str, str]:
-    """Environment variables of Flower's programs: a separate home, no telemetry, no update check."""
+    """Environment variables of Flower's programs: a separate home, no telemetry, no update check.
+
+    On this machine Flower never uses a proxy, which it would do; for other hosts the environment decides.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
     beside = str(Path(sys.executable).parent)
+    configured = ",".join(os.environ.get(key, "") for key in ("no_proxy", "NO_PROXY"))
+    names = [name.strip() for name in configured.split(",") if name.strip()]
+    no_proxy = "*" if "*" in names else ",".join(dict.fromkeys([*names, *LOOPBACK]))  # "*" works only alone
     return kept | {
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -61,17 +67,28 @@ def environment(home: Path, path: str | None = None) -> dict[str, str]:
         "PATH": path or os.pathsep.join([beside, os.environ.get("PATH", os.defpath)]),
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's default is 1
         "PYTHONUNBUFFERED": "1",
-        **no_proxy(),
+        "no_proxy": no_proxy,
+        "NO_PROXY": no_proxy,
     }
 
 
-def no_proxy() -> dict[str, str]:
-    """Never use a proxy on this machine, which Flower would do; leave other hosts as they are set."""
-    configured = ",".join(os.environ.get(key, "") for key in ("no_proxy", "NO_PROXY"))
-    names = [name.strip() for name in configured.split(",") if name.strip()]
-    # "*" works only alone
-    value = "*" if "*" in names else ",".join(dict.fromkeys([*names, *LOOPBACK]))
-    return {"no_proxy": value, "NO_PROXY": value}
+def write_secret(path: Path, blob: bytes) -> None:
+    """Write a new file that only its owner can read, from its first byte on."""
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(blob)
+    except FileExistsError:
+        raise WeftError(f"{path} already exists; remove it first") from None
+
+
+def check_secret(path: Path) -> None:
+    """Reject a key that others can read."""
+    try:
+        mode = path.stat().st_mode & 0o777
+    except OSError:
+        raise WeftError(f"the key {path} is missing; restore it from a copy") from None
+    if mode & 0o077:
+        raise WeftError(f"others can read the key {path} (mode {mode:o}); chmod 600 {path}")
 
 
 def flwr(arguments: list[str], home: Path) -> Any:

@@ -15,10 +15,11 @@ import filelock
 
 from weft import scenarios
 from weft.errors import WeftError
-from weft.files import is_taken, write_text
+from weft.files import is_taken, read_json, write_json, write_text
+from weft.flower.hub import status
 from weft.flower.hub.hub import Hub
 from weft.flower.hub.programs import CONNECTION, flwr
-from weft.flower.hub.status import ERROR_FILE, FLOWER_RUN, SERVER_LOG, WAITS, WATCHED, Waiting, printable
+from weft.flower.hub.status import ERROR_FILE, FLOWER_RUN, Waiting, finished_rounds, members
 from weft.flower.site_policy import rejection
 from weft.plan import Plan, flat_keys
 from weft.runs.folder import SITES, RunFolder, read_manifest, read_plan
@@ -46,7 +47,7 @@ def prepare(hub: Hub, plan: Plan, out: Path | None) -> Path:
     scenario = scenarios.of(plan)  # reports a missing dataset before there is a folder
     folder = (out or new_path(plan)).absolute()
     RunFolder.create(folder, plan, scenario.images).close()
-    write_text(folder / SITES, json.dumps({"names": names, "run": name_at_sites(folder)}) + "\n")
+    write_json(folder / SITES, {"names": names, "run": name_at_sites(folder)})
     hub.add_run(folder)
     return folder
 
@@ -66,20 +67,20 @@ def work(hub: Hub, folder: Path, say: Say, wait: float) -> Result:
     read_plan(folder)
     if not is_over(folder) and not active_run(hub, folder):
         try:
-            with filelock.FileLock(folder / WAITS, timeout=0):
+            with filelock.FileLock(folder / status.WAITS, timeout=0):
                 write_absent(folder, wait_for_sites(hub, folder, say, wait))
         except filelock.Timeout:
             raise WeftError(f"another weft hub run is already waiting for the sites of {folder}; stop that") from None
-    say(f"name of this run at sites: {json.loads((folder / SITES).read_text(encoding='utf-8'))['run']}")
+    say(f"name of this run at sites: {members(folder)[1]}")
     with contextlib.ExitStack() as lock:
         with contextlib.suppress(filelock.Timeout):  # another process watches it too
-            lock.enter_context(filelock.FileLock(folder / WATCHED, timeout=0))
+            lock.enter_context(filelock.FileLock(folder / status.WATCHED, timeout=0))
         return _supervise(hub, folder, say)
 
 
 def _supervise(hub: Hub, folder: Path, say: Say) -> Result:
     """Start the server app, and start it again if it dies, until the run is finished."""
-    waiting, log = Waiting(folder), folder / SERVER_LOG
+    waiting, log = Waiting(folder), folder / status.SERVER_LOG
     deaths: Counter[tuple[str, int]] = Counter()
     for _ in range(MAX_STARTS):
         if is_over(folder):
@@ -92,7 +93,9 @@ def _supervise(hub: Hub, folder: Path, say: Say) -> Result:
             continue
         if (folder / ERROR_FILE).exists():
             raise WeftError((folder / ERROR_FILE).read_text(encoding="utf-8").strip())
-        reason, rounds = last_line(log, size), finished_rounds(folder)
+        lines = log.read_bytes()[size:].decode(errors="replace").split("\n") if log.exists() else []
+        reason = status.printable(next((line for line in reversed(lines) if line.strip()), ""))
+        rounds = finished_rounds(folder)
         deaths[reason, rounds] += 1
         if reason and deaths[reason, rounds] >= SAME_CAUSE:
             raise WeftError(f"the server app died {SAME_CAUSE} times after round {rounds}: {reason}; see {log}")
@@ -100,19 +103,8 @@ def _supervise(hub: Hub, folder: Path, say: Say) -> Result:
         say(f"the server app died{cause}; it is restarted from its last checkpoint")
         if before := set(absent(folder)):
             with contextlib.suppress(WeftError):  # the SuperLink may be restarting
-                write_absent(folder, set(members(folder)) - (before - set(hub.online())))
+                write_absent(folder, set(members(folder)[0]) - (before - set(hub.online())))
     raise WeftError(f"the server app of {folder} died {MAX_STARTS} times; see {hub.folder / 'logs' / 'superexec.log'}")
-
-
-def last_line(log: Path, start: int) -> str:
-    """The last line written after the first `start` bytes; empty if there is none."""
-    lines = log.read_bytes()[start:].decode(errors="replace").split("\n") if log.exists() else []
-    return printable(next((line for line in reversed(lines) if line.strip()), ""))
-
-
-def finished_rounds(folder: Path) -> int:
-    manifest = read_manifest(folder / "checkpoints")
-    return int(manifest["progress"]["round"]) if manifest else 0
 
 
 # ---- Flower's run ----------------------------------------------------------------------------------------------------
@@ -135,8 +127,8 @@ def active_run(hub: Hub, folder: Path) -> str:
 
 
 def has_ended(hub: Hub, run_id: str) -> bool:
-    status = flwr(["list", CONNECTION, "--run-id", run_id], hub.home)["runs"][0]["status"]
-    return str(status).startswith("finished")
+    found = flwr(["list", CONNECTION, "--run-id", run_id], hub.home)["runs"][0]
+    return str(found["status"]).startswith("finished")
 
 
 def watch(hub: Hub, folder: Path, run_id: str, waiting: Waiting, say: Say) -> None:
@@ -159,18 +151,12 @@ def watch(hub: Hub, folder: Path, run_id: str, waiting: Waiting, say: Say) -> No
 # ---- its sites -------------------------------------------------------------------------------------------------------
 
 
-def members(folder: Path) -> list[str]:
-    """The sites of a run when it started, in the order of the plan's clients."""
-    names: list[str] = json.loads((folder / SITES).read_text(encoding="utf-8"))["names"]
-    return names
-
-
 def expected_sites(hub: Hub, folder: Path) -> list[str]:
     """The sites that have not left the run and are still sites of the hub."""
-    manifest, invited = read_manifest(folder / "checkpoints"), hub.sites()
+    manifest, names = read_manifest(folder / "checkpoints"), members(folder)[0]
     left = manifest["transit"].get("left", []) if manifest else []
-    gone = {name for client, name in enumerate(members(folder)) if client in left} | set(removed(folder))
-    return [name for name in members(folder) if name in invited and name not in gone]
+    staying = {name for client, name in enumerate(names) if client not in left} - set(removed(folder))
+    return [name for name in names if name in staying and name in hub.sites()]
 
 
 def wait_for_sites(hub: Hub, folder: Path, say: Say, patience: float) -> set[str]:
@@ -207,24 +193,19 @@ def wait_for_sites(hub: Hub, folder: Path, say: Say, patience: float) -> set[str
 
 def write_absent(folder: Path, available: set[str]) -> None:
     """For the server app, which would wait for them again."""
-    write_text(folder / ABSENT, json.dumps([name for name in members(folder) if name not in available]) + "\n")
+    write_json(folder / ABSENT, [name for name in members(folder)[0] if name not in available])
 
 
 def absent(folder: Path) -> list[str]:
-    return _names(folder / ABSENT)
+    return read_json(folder / ABSENT, list[str]())
 
 
 def write_removed(folder: Path, name: str) -> None:
     """For the server app, which would wait for a site that cannot return; does nothing for a run without it."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, WeftError):  # that run may be damaged
-        if name in members(folder) and not is_over(folder):
-            write_text(folder / REMOVED, json.dumps(sorted({*removed(folder), name})) + "\n")
+        if name in members(folder)[0] and not is_over(folder):
+            write_json(folder / REMOVED, sorted({*removed(folder), name}))
 
 
 def removed(folder: Path) -> list[str]:
-    return _names(folder / REMOVED)
-
-
-def _names(path: Path) -> list[str]:
-    names: list[str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return names
+    return read_json(folder / REMOVED, list[str]())

@@ -13,26 +13,20 @@ import os
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from weft.errors import WeftError, nearest
-from weft.files import write_text
+from weft.files import write_json, write_text
 from weft.flower import site_state
-from weft.flower.hub import supervisor
+from weft.flower.hub import programs, supervisor
 from weft.flower.hub.hub import make_folder
-from weft.flower.hub.programs import SITE_NAME, check_flower, environment, is_address, program
+from weft.flower.hub.programs import program
 from weft.flower.warm import launcher
-from weft.lazy import lazy
 from weft.scenarios import sites
-
-if TYPE_CHECKING:
-    from weft.flower.hub import keys
-else:
-    keys = lazy("weft.flower.hub.keys")  # `weft site status` does not need cryptography
 
 
 class Site:
     def __init__(self, folder: Path):
+        programs.check_flower()
         self.folder = folder.resolve()
         try:
             settings = json.loads((self.folder / "site.json").read_text(encoding="utf-8"))
@@ -42,39 +36,37 @@ class Site:
 
     @classmethod
     def join(cls, path: Path, folder: Path) -> Site:
-        check_flower()
+        programs.check_flower()
         invitation = _read_invitation(path)
         make_folder(folder, "logs", "bin", "flower", "state")
-        keys.write_secret(folder / "key", invitation["key"].encode())
+        programs.write_secret(folder / "key", invitation["key"].encode())
         write_text(folder / "ca.crt", invitation["authority"])
-        write_text(folder / "tasks.json", "[]\n")
-        write_text(folder / "site.json", json.dumps({key: invitation[key] for key in ("name", "hub")}) + "\n")
+        write_json(folder / "tasks.json", [])
+        write_json(folder / "site.json", {key: invitation[key] for key in ("name", "hub")})
         return cls(folder)
 
     def supernode(self) -> list[str]:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]  # a free one
         command = [program("flower-supernode"), "--superlink", self.hub, "--root-certificates", "ca.crt"]
-        command += ["--auth-supernode-private-key", "key", "--host", "127.0.0.1", "--port", str(_free_port())]
+        command += ["--auth-supernode-private-key", "key", "--host", "127.0.0.1", "--port", str(port)]
         return [*command, "--node-config", f"site={json.dumps(str(self.folder))} hub={json.dumps(self.hub)}"]
 
     def start(self, say: supervisor.Say) -> None:
         """Serve until stopped."""
-        check_flower()
-        keys.check_secret(self.folder / "key")
-        self.make_programs()
-        # Flower finds programs by name: here only weft's launcher, and none that would run code of the hub
-        path = os.pathsep.join([str(self.folder / "bin"), os.defpath])
-        env = environment(self.folder / "flower", path)
-        commands = {"warm": lambda: [sys.executable, "-m", "weft.flower.warm"], "supernode": self.supernode}
-        ready = f"{self.name} serves {self.hub}; Ctrl-C or weft site stop ends it"
-        supervisor.Supervisor(self.folder, commands, env, say).run(lambda: say(ready))
-
-    def make_programs(self) -> None:
-        """Done at each start, because the folder or the environment may have moved."""
+        programs.check_secret(self.folder / "key")
+        # the folder or the environment may have moved since the last start
         client_app, executor = self.folder / "bin" / "flwr-clientapp", self.folder / "bin" / "flower-superexec"
         write_text(client_app, launcher(self.folder))
         client_app.chmod(0o700)
         executor.unlink(missing_ok=True)
         executor.symlink_to(program("flower-superexec"))
+        # Flower finds programs by name: here only weft's launcher, and none that would run code of the hub
+        path = os.pathsep.join([str(self.folder / "bin"), os.defpath])
+        env = programs.environment(self.folder / "flower", path)
+        commands = {"warm": lambda: [sys.executable, "-m", "weft.flower.warm"], "supernode": self.supernode}
+        ready = f"{self.name} serves {self.hub}; Ctrl-C or weft site stop ends it"
+        supervisor.Supervisor(self.folder, commands, env, say).run(lambda: say(ready))
 
     def add_task(self, name: str, images: Path, bits: int) -> sites.FolderReport:
         """Announce a folder of images as the next task, and pack it, so that later changes do not affect it."""
@@ -85,7 +77,8 @@ class Site:
             raise WeftError(f"{self.name} already has a task {name}; choose another name")
         pack = max(sites.packs(self.folder), default=-1) + 1
         sites.save(self.folder, pack, found)
-        self._write_tasks([*tasks, {"name": name, "folder": str(images.resolve()), "bits": bits, "pack": pack}])
+        task = {"name": name, "folder": str(images.resolve()), "bits": bits, "pack": pack}
+        write_json(self.folder / "tasks.json", [*tasks, task], indent=2)
         return found
 
     def remove_task(self, name: str) -> None:
@@ -99,11 +92,8 @@ class Site:
             if (run := site_state.run_that_started(self.folder, index)) is not None:
                 raise WeftError(f"the run {run} has started task {index} ({name}); only later tasks can be removed")
             numbered = [{**task, "pack": pack} for task, pack in zip(tasks, packs, strict=True)]
-            self._write_tasks([task for task in numbered if task["name"] != name])
+            write_json(self.folder / "tasks.json", [task for task in numbered if task["name"] != name], indent=2)
         (self.folder / "tasks" / f"{packs[index]}.npz").unlink(missing_ok=True)
-
-    def _write_tasks(self, tasks: list[dict[str, Any]]) -> None:
-        write_text(self.folder / "tasks.json", json.dumps(tasks, indent=2) + "\n")
 
 
 def _read_invitation(path: Path) -> dict[str, str]:
@@ -112,18 +102,9 @@ def _read_invitation(path: Path) -> dict[str, str]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = {key: content[key] for key in ("name", "hub", "authority", "key")}
-        if content["weft"] != 1 or not all(isinstance(value, str) for value in found.values()):
-            raise ValueError
-        if not SITE_NAME.fullmatch(found["name"]) or not is_address(found["hub"]):
+        is_text = content["weft"] == 1 and all(isinstance(value, str) for value in found.values())
+        if not is_text or not programs.SITE_NAME.fullmatch(found["name"]) or not programs.is_address(found["hub"]):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         raise WeftError(f"{path} is not an invitation; the hub makes one with weft hub invite NAME") from None
     return found
-
-
-def _free_port() -> int:
-    """A free port on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

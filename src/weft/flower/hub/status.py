@@ -9,7 +9,6 @@ SuperNode then ends with code 0, 'terminated gracefully', and does not log why.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import os
 import time
@@ -21,6 +20,7 @@ from typing import Any, Literal
 from weft.errors import WeftError
 from weft.files import is_taken
 from weft.report.reading import Event, Journal, read_journal
+from weft.report.text import utc
 from weft.runs.folder import SITES, read_manifest
 
 # in a run folder
@@ -29,6 +29,7 @@ WATCHED, WAITS = ".watched", ".waits"  # locks: of the command that restarts the
 FLOWER_RUN = "flower.txt"  # the number of its last run in Flower
 STARTING = 60.0  # seconds in which a submitted server app takes the run's lock
 
+State = Literal["finished", "waiting for sites", "running", "stopped"]
 
 # ---- runs of a hub ---------------------------------------------------------------------------------------------------
 
@@ -38,7 +39,7 @@ class RunStatus:
     folder: str
     error: str = ""  # its folder cannot be read
     run: str = ""  # its name at sites
-    state: Literal["finished", "waiting for sites", "running", "stopped"] = "stopped"
+    state: State = "stopped"
     reason: str = ""  # why it stopped
     rounds: int = 0
     incidents: dict[str, int] = field(default_factory=dict)  # by site
@@ -60,14 +61,15 @@ class RunStatus:
 
 def run_status(folder: Path, is_up: bool = True) -> RunStatus:
     """`is_up`: the hub runs. Incidents are those that `weft show` lists, with the site of each."""
-    path = os.path.relpath(folder)
+    path, names, run = os.path.relpath(folder), list[str](), ""
     if not folder.is_dir():
         return RunStatus(path, error="its folder does not exist any more")
     try:
-        manifest = read_manifest(folder / "checkpoints")
+        rounds = finished_rounds(folder)
     except WeftError as error:
         return RunStatus(path, error=str(error))
-    names, run = _members(folder)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        names, run = members(folder)
     events = read_journal(folder)
     state, reason = _state(folder, is_up)
     return RunStatus(
@@ -75,7 +77,7 @@ def run_status(folder: Path, is_up: bool = True) -> RunStatus:
         run=run,
         state=state,
         reason=reason,
-        rounds=manifest["progress"]["round"] if manifest else 0,
+        rounds=rounds,
         incidents=dict(Counter(_site_of(event, names) for event in events if event.is_incident)),
         left={str(event.facts.get("site")): event.at for event in events if event.kind == "left"},
         removed=sorted({str(event.facts.get("site")) for event in events if event.kind == "removed"}),
@@ -83,7 +85,7 @@ def run_status(folder: Path, is_up: bool = True) -> RunStatus:
     )
 
 
-def _state(folder: Path, is_up: bool) -> tuple[Literal["finished", "waiting for sites", "running", "stopped"], str]:
+def _state(folder: Path, is_up: bool) -> tuple[State, str]:
     """And the reason if it stopped with one."""
     if (folder / "summary.json").exists():
         return "finished", ""
@@ -99,13 +101,15 @@ def _state(folder: Path, is_up: bool) -> tuple[Literal["finished", "waiting for 
     return "stopped", ""
 
 
-def _members(folder: Path) -> tuple[list[str], str]:
-    """The sites of a run when it started, and its name at sites."""
-    try:
-        content = json.loads((folder / SITES).read_text(encoding="utf-8"))
-        return [str(name) for name in content["names"]], str(content["run"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return [], ""
+def members(folder: Path) -> tuple[list[str], str]:
+    """The sites of a run when it started, in the order of the plan's clients; and the run's name at sites."""
+    content = json.loads((folder / SITES).read_text(encoding="utf-8"))
+    return [str(name) for name in content["names"]], str(content["run"])
+
+
+def finished_rounds(folder: Path) -> int:
+    manifest = read_manifest(folder / "checkpoints")
+    return int(manifest["progress"]["round"]) if manifest else 0
 
 
 def _site_of(event: Event, names: list[str]) -> str:
@@ -174,7 +178,7 @@ LOG_TAIL = 1 << 16  # bytes
 CAUSES: dict[Connection, str] = {
     "rejected": "the hub rejects it{since}: it was removed there, or its key is used elsewhere, or it was killed less "
     "than a minute ago",
-    "unreachable": "the hub cannot be reached{since}; last attempt {last}",
+    "unreachable": "the hub cannot be reached{since}; last attempt {last} UTC",
     "untrusted": "the hub's certificate is not accepted{since}: it has expired, or belongs to another hub or address; "
     "ask the hub for a new invitation",
     "silent": "it ends after each start without a connection{since}, and Flower gives no reason: most likely this "
@@ -211,9 +215,5 @@ def connection_text(found: Connection, process: dict[str, Any], log: Path) -> st
     """The cause and the remedy; empty if nothing is wrong."""
     if found not in CAUSES:
         return ""
-    since = f" since {_utc(process['failing'])}" if process.get("failing") else ""
-    return f"{CAUSES[found].format(since=since, last=_utc(log.stat().st_mtime))} ({log})"
-
-
-def _utc(moment: float) -> str:
-    return datetime.datetime.fromtimestamp(moment, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    since = f" since {utc(process['failing'])} UTC" if process.get("failing") else ""
+    return f"{CAUSES[found].format(since=since, last=utc(log.stat().st_mtime))} ({log})"

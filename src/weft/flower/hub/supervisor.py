@@ -21,7 +21,7 @@ from typing import Any
 import filelock
 
 from weft.errors import WeftError
-from weft.files import is_taken, write_text
+from weft.files import is_taken, write_json
 
 STABLE = 30.0  # seconds after which a start has succeeded
 MAX_PAUSE = 10.0
@@ -77,31 +77,26 @@ class Supervisor:
     def _check(self) -> None:
         changed = False
         for name, child in self._children.items():
-            lived = time.monotonic() - child.started
+            lived, log = time.monotonic() - child.started, self._folder / "logs" / f"{name}.log"
             if child.process is not None and child.process.poll() is not None:
                 _signal_group(child.pid, signal.SIGKILL)  # its own children would outlive it and pile up
                 child.pause = 0.0 if lived > STABLE else min(MAX_PAUSE, 2 * child.pause + 1)
                 child.due = time.monotonic() + child.pause
                 child.failing = child.failing or time.time()
-                log = self._folder / "logs" / f"{name}.log"
                 self._say(f"{name} ended with code {child.process.returncode} after {lived:.0f} s; restarting ({log})")
                 child.process, changed = None, True
             if child.failing and child.process is not None and lived > STABLE:
                 child.failing, changed = 0.0, True
             if child.process is None and time.monotonic() >= child.due:
-                self._start(name, child)
+                child.process = start_process(child.command(), log, self._folder, self._env)
+                child.pid, child.started, child.starts = child.process.pid, time.monotonic(), child.starts + 1
                 changed = True
         if changed:
+            children = self._children.items()
             facts = {
-                name: {"pid": child.pid, "starts": child.starts, "failing": child.failing}
-                for name, child in self._children.items()
+                name: {key: getattr(child, key) for key in ("pid", "starts", "failing")} for name, child in children
             }
-            write_text(self._folder / FILE, json.dumps({"supervisor": os.getpid(), "processes": facts}) + "\n")
-
-    def _start(self, name: str, child: Child) -> None:
-        log = self._folder / "logs" / f"{name}.log"
-        child.process = start_process(child.command(), log, self._folder, self._env)
-        child.pid, child.started, child.starts = child.process.pid, time.monotonic(), child.starts + 1
+            write_json(self._folder / FILE, {"supervisor": os.getpid(), "processes": facts})
 
     def _end_all(self) -> None:
         alive = [child.process for child in self._children.values() if child.process is not None]
@@ -202,12 +197,7 @@ def _alive(folder: Path) -> Processes:
     """Processes that a supervisor has recorded and that still run in the folder; the system reuses process ids."""
     try:
         found: Processes = json.loads((folder / FILE).read_text(encoding="utf-8"))["processes"]
-        return {name: facts for name, facts in found.items() if _works_in(facts["pid"], folder)}
+        home = folder.resolve()
+        return {name: facts for name, facts in found.items() if Path(f"/proc/{facts['pid']}/cwd").resolve() == home}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-
-
-def _works_in(pid: int, folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return pid > 0 and Path(f"/proc/{pid}/cwd").resolve() == folder.resolve()
-    return False
