@@ -93,6 +93,9 @@ def test_a_run_is_running_while_a_process_works_on_it_or_watches_it(run):
     assert run_status(run, is_up=False).state == "stopped"
     with filelock.FileLock(run / WATCHED):
         assert run_status(run, is_up=False).state == "running"
+        write_text(run / "summary.json", "{}\n")
+        assert "waiting for" not in run_status(run).as_text()
+        (run / "summary.json").unlink()
     long_ago = time.time() - 2 * STARTING
     os.utime(run / FLOWER_RUN, (long_ago, long_ago))
     assert run_status(run).state == "stopped"

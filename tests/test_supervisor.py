@@ -10,9 +10,11 @@ import sys
 import threading
 import time
 
+import psutil
 import pytest
 
 from weft.errors import WeftError
+from weft.files import read_json
 from weft.flower.hub import supervisor
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -42,23 +44,18 @@ def wait_until(true):
 
 
 def pid_of(folder, other_than=0):
+    """Of the process that a supervisor has started."""
+
     def recorded():
-        try:
-            pid = json.loads((folder / supervisor.FILE).read_text())["processes"]["sleeper"]["pid"]
-        except OSError:
-            return 0
+        facts = read_json(folder / supervisor.FILE, {})
+        pid = facts and facts["processes"]["sleeper"]["pid"]
         return pid if pid != other_than else 0
 
     return wait_until(recorded)
 
 
 def is_alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    with open(f"/proc/{pid}/stat") as file:  # noqa: PTH123
-        return file.read().rpartition(")")[2].split()[0] != "Z"
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.mark.slow

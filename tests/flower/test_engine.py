@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from federation import TINY, events, outcome
 from flwr.app import Error, Message
-from loop_grid import LONG, Loop, exchange, make_engine, replied, request, run
+from loop_grid import LONG, Loop, make_engine, replied, request, run
 
 import weft
 from weft.errors import WeftError
@@ -73,17 +73,6 @@ def test_a_replayed_reply_is_rejected(tmp_path):
     assert knowledge(folder) == ALL
 
 
-def test_a_repeated_request_is_trained_once(tmp_path):
-    def files() -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in (tmp_path / "a" / "state" / "run").iterdir()}
-
-    grid = Loop(tmp_path, ["a", "b"])
-    first = exchange(make_engine(grid, tmp_path), request(0))
-    state = files()
-    assert [reply.wire for reply in exchange(make_engine(grid, tmp_path), request(0))] == [first[0].wire]
-    assert files() == state
-
-
 def test_the_engine_waits_for_a_site_that_is_away_and_then_continues(tmp_path):
     grid = Loop(tmp_path, ["a"])
     engine = make_engine(grid, tmp_path)
@@ -123,11 +112,6 @@ def test_requests_in_flight_are_sent_again_after_a_restart(tmp_path):
     again = make_engine(grid, tmp_path, saved)
     assert again.now() >= saved.transit["now"]
     assert replied(again) == ["0.0.1"]
-
-
-def test_a_deadline_ends_an_exchange(tmp_path):
-    engine = make_engine(Loop(tmp_path, ["a"]), tmp_path, patience=60)
-    assert replied(engine, request(0), request(1), deadline=0.5) == ["0.0.0"]
 
 
 @pytest.mark.parametrize(

@@ -39,13 +39,6 @@ def test_a_run_finishes_though_a_site_leaves(tmp_path, how):
     assert (found.count("left"), found.count("incident")) == (1, 0)
 
 
-def test_a_site_records_that_the_hub_was_notified(tmp_path):
-    (tmp_path / "b").mkdir()
-    site_policy.leave(tmp_path / "b")
-    run(tmp_path / "run", Loop(tmp_path, ["a", "b"]))
-    assert [notice["run"] for notice in site_policy.leave_notices(tmp_path / "b")] == ["run"]
-
-
 @pytest.mark.parametrize("name", ["client", "task", "round", "seconds", "event", "at", "self", "name"])
 def test_fields_of_any_name_are_harmless(tmp_path, name):
     def rewrite(_: int, message: Message) -> Message:

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
-import filelock
 import pytest
-from federation import free_port
+from federation import TINY, free_port
+from site_helpers import journal
 
 import weft
 from weft.cli import hub as cli_hub
@@ -23,10 +23,9 @@ from weft.flower import server_app
 from weft.flower.hub import keys, programs, runs, supervisor
 from weft.flower.hub.hub import Hub
 from weft.flower.hub.site import Site
-from weft.flower.hub.status import SERVER_LOG, WATCHED, Waiting
+from weft.flower.hub.status import SERVER_LOG, Waiting
 from weft.runs.folder import SITES, RunFolder, write_manifest
 
-PLAN = {"clients": 2, "tasks": 2, "network": "mlp", "rounds_per_task": 2}
 NO_TASK = {"client": 1, "site": "ben", "reason": "it has no task 1 yet (weft site task add)"}
 
 
@@ -40,7 +39,7 @@ def hub(tmp_path) -> Hub:
 @pytest.fixture
 def run(tmp_path, hub) -> Path:
     folder: Path = tmp_path / "run"
-    RunFolder.create(folder, weft.Plan.merge(PLAN)).close()
+    RunFolder.create(folder, weft.Plan.merge(TINY)).close()
     write_text(folder / SITES, '{"names": ["ada", "ben"], "run": "run-1"}\n')
     hub.add_run(folder)
     return folder
@@ -65,12 +64,6 @@ def status_json(hub: Hub, capsys: pytest.CaptureFixture[str]) -> dict[str, objec
     return json.loads(capsys.readouterr().out)
 
 
-def journal(run: Path, *events: tuple[str, dict[str, object]]) -> None:
-    with contextlib.closing(RunFolder.open(run)) as record:
-        for event, facts in events:
-            record.journal(event, **facts)
-
-
 # ---- its folder ------------------------------------------------------------------------------------------------------
 
 
@@ -85,10 +78,12 @@ def test_status_warns_before_certificates_expire(hub, days_left, warning, monkey
     assert warning in text
 
 
-def test_status_names_an_unreadable_certificate_and_shows_the_rest(hub, capsys):
-    (hub.folder / "server.pem").write_text("nothing")
+def test_status_names_damaged_files_and_shows_the_rest(hub, run, capsys):
+    damaged = [hub.folder / "server.pem", run / "checkpoints" / "manifest.json"]
+    for path in damaged:
+        path.write_text("{")
     text = status(hub, capsys)
-    assert str(hub.folder / "server.pem") in text
+    assert all(str(path) in text for path in damaged)
     assert "client 1: ben" in text
 
 
@@ -182,12 +177,9 @@ def dying(hub, run, monkeypatch):
 
 def test_the_cause_of_a_death_is_shown_and_restarts_are_limited(dying, run):
     output, starts = dying(*[IndexError("list index out of range")] * 20)
-    assert starts == runs.SAME_CAUSE
     deaths = [line for line in output if "died" in line]
-    assert len(deaths) == runs.SAME_CAUSE
-    for line in deaths:
-        assert "IndexError: list index out of range" in line
-        assert str(run / SERVER_LOG) in line
+    assert starts == len(deaths) == runs.SAME_CAUSE
+    assert all("IndexError: list index" in line and str(run / SERVER_LOG) in line for line in deaths)
     assert "round 0" in deaths[-1]
     log = (run / SERVER_LOG).read_text()
     assert log.count("Traceback") == runs.SAME_CAUSE
@@ -224,6 +216,10 @@ def checkpoint(run: Path, left: list[int]) -> None:
     write_manifest(run / "checkpoints", {"progress": {"round": 3}, "transit": {"left": left}})
 
 
+def change_plan(run: Path, **keys: object) -> None:
+    write_text(run / "plan.toml", weft.Plan.merge({**TINY, **keys}).toml())
+
+
 def test_a_new_run_needs_all_sites(started, run):
     output, absent = started("ada")
     assert absent is None
@@ -231,33 +227,22 @@ def test_a_new_run_needs_all_sites(started, run):
         assert part in output
 
 
-@pytest.mark.parametrize("how", [{"deadline": 60.0}, {"quorum": 1}], ids=str)
-def test_with_a_deadline_or_a_quorum_a_run_starts_with_the_sites_that_are_online(started, run, how):
-    write_text(run / "plan.toml", weft.Plan.merge({**PLAN, **how}).toml())
+@pytest.mark.parametrize(
+    ("given", "warns"),
+    [
+        (lambda _, run: change_plan(run, deadline=60.0), True),
+        (lambda _, run: change_plan(run, quorum=1), True),
+        (lambda _, run: checkpoint(run, left=[]), True),
+        (lambda _, run: checkpoint(run, left=[1]), False),
+        (lambda hub, _: write_text(hub.folder / "sites.json", '["ada"]\n'), False),
+    ],
+    ids=["deadline", "quorum", "started", "left", "no longer invited"],
+)
+def test_a_run_starts_without_a_site_that_it_does_not_need(started, hub, run, given, warns):
+    given(hub, run)
     output, absent = started("ada")
     assert absent == ["ben"]
-    assert "WARNING" in output
-
-
-def test_a_started_run_continues_without_a_site_that_is_offline(started, run):
-    checkpoint(run, left=[])
-    output, absent = started("ada")
-    assert absent == ["ben"]
-    assert "WARNING" in output
-
-
-def test_a_run_does_not_wait_for_a_site_that_left_it(started, run):
-    checkpoint(run, left=[1])
-    output, absent = started("ada")
-    assert absent == ["ben"]
-    assert "WARNING" not in output
-
-
-def test_a_run_does_not_wait_for_a_site_that_is_no_longer_invited(started, hub):
-    write_text(hub.folder / "sites.json", '["ada"]\n')
-    output, absent = started("ada")
-    assert absent == ["ben"]
-    assert "WARNING" not in output
+    assert ("WARNING" in output) == warns
 
 
 def test_a_removed_site_is_removed_from_active_runs(started, run):
@@ -308,11 +293,6 @@ def test_a_run_that_waits_for_sites_is_not_stopped(up, run, capsys, monkeypatch)
     assert [found["state"] for found in status_json(up, capsys)["runs"]] == ["stopped"]
 
 
-def test_status_shows_a_run_with_a_damaged_checkpoint(hub, run, capsys):
-    (run / "checkpoints" / "manifest.json").write_text("{")
-    assert str(run / "checkpoints" / "manifest.json") in status(hub, capsys)
-
-
 def test_a_timeout_of_flower_is_an_error(hub, monkeypatch):
     monkeypatch.setattr(programs, "TIMEOUT", 0.01)
     with pytest.raises(WeftError, match="flwr supernode list"):
@@ -343,15 +323,13 @@ def test_a_site_without_a_task_is_reported_once(hub, run, monkeypatch):
     assert waiting.new() == ["waiting for ben: it has no task 2 yet"]
 
 
-def test_a_later_look_shows_only_what_is_waiting_now(run):
-    journal(run, ("waiting", {**NO_TASK, "client": 0, "site": "ada"}), ("reply", {"client": 0}), ("waiting", NO_TASK))
-    assert Waiting(run).new() == ["waiting for ben: it has no task 1 yet (weft site task add)"]
-    journal(run, ("left", {"client": 1, "site": "ben"}))
-    assert Waiting(run).new() == []
-
-
-def test_progress_is_reported_by_task(run):
+def test_what_is_waiting_now_and_progress_by_task(run):
     waiting = Waiting(run)
+    journal(run, ("waiting", {**NO_TASK, "client": 0, "site": "ada"}), ("reply", {"client": 0}))
+    assert waiting.now() == []
+    journal(run, ("waiting", {**NO_TASK, "reason": "\x1b]0;title\x07\r"}))
+    assert waiting.now() == ["ben:  ]0;title  "]  # no control characters of a site reach the terminal
+    journal(run, ("left", {"client": 1, "site": "ben"}))
     for client in (0, 1):
         journal(run, ("tested", {"client": client, "task": 0, "accuracy": [0.5]}))
         assert waiting.new() == [f"task 0: sites that have finished: {client + 1}"]
@@ -365,17 +343,3 @@ def test_a_half_written_line_is_read_when_it_is_complete(run):
         with (run / "journal.jsonl").open("a") as file:
             file.write(part)
     assert len(waiting.now()) == 1
-
-
-def test_control_characters_of_a_site_do_not_reach_the_terminal(run):
-    journal(run, ("waiting", {**NO_TASK, "reason": "\x1b]0;title\x07\r"}))
-    assert Waiting(run).now() == ["ben:  ]0;title  "]
-
-
-def test_status_names_the_sites_that_a_run_waits_for(hub, run, capsys):
-    with filelock.FileLock(run / WATCHED):
-        assert "waiting for" not in status(hub, capsys)
-        journal(run, ("waiting", NO_TASK))
-        assert "waiting for ben: it has no task 1 yet" in status(hub, capsys)
-        write_text(run / "summary.json", "{}\n")
-        assert "waiting for" not in status(hub, capsys)

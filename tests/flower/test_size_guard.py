@@ -98,18 +98,20 @@ def guarded() -> Callable[..., Any]:
     return pull
 
 
-def with_array(objects: dict[str, bytes], change: Callable[[dict[str, Any]], None]) -> dict[str, bytes]:
+def with_array(**changes: Any) -> Tamper:
     """Change the metadata of the array; its head stays."""
-    (key,) = [key for key, content in objects.items() if content.startswith(b"Array ")]
-    head, _, body = objects[key].partition(b"\0")
-    metadata = json.loads(body)
-    change(metadata)
-    body = json.dumps(metadata).encode()
-    return {**objects, key: re.sub(rb"\d+$", str(len(body)).encode(), head) + b"\0" + body}
+
+    def tamper(objects: dict[str, bytes]) -> dict[str, bytes]:
+        (key,) = [key for key, content in objects.items() if content.startswith(b"Array ")]
+        head, _, body = objects[key].partition(b"\0")
+        body = json.dumps(json.loads(body) | changes).encode()
+        return {**objects, key: re.sub(rb"\d+$", str(len(body)).encode(), head) + b"\0" + body}
+
+    return tamper
 
 
 def indices(*found: int) -> Tamper:
-    return lambda objects: with_array(objects, lambda metadata: metadata.update(arraychunk_ids=list(found)))
+    return with_array(arraychunk_ids=list(found))
 
 
 def large_chunk(objects: dict[str, bytes]) -> dict[str, bytes]:
@@ -119,31 +121,20 @@ def large_chunk(objects: dict[str, bytes]) -> dict[str, bytes]:
     return indices(*[0] * 64)({**objects, key: chunk})
 
 
-def unlisted_chunks(objects: dict[str, bytes]) -> dict[str, bytes]:
-    chunk = b"ArrayChunk  %d\0" % MEGABYTE + bytes(MEGABYTE)
-    return {**objects, **{f"{count:064x}": chunk for count in range(64)}}
-
-
-def many_objects(objects: dict[str, bytes]) -> dict[str, bytes]:
-    return {**objects, **{f"{count:064x}": b"ArrayChunk  0\0" for count in range(size_guard.MAX_OBJECTS)}}
-
-
-def large_metadata(objects: dict[str, bytes]) -> dict[str, bytes]:
-    return with_array(objects, lambda metadata: metadata.update(shape=[1] * (size_guard.MAX_METADATA // 2)))
-
-
-def no_head(objects: dict[str, bytes]) -> dict[str, bytes]:
-    return dict.fromkeys(objects, b"?")
+def more_chunks(count: int, size: int) -> Tamper:
+    """That no array lists."""
+    chunk = b"ArrayChunk  %d\0" % size + bytes(size)
+    return lambda objects: {**objects, **{f"{index:064x}": chunk for index in range(count)}}
 
 
 BAD: dict[str, Tamper] = {
     "index out of range": indices(99),
     "no chunk": indices(),
     "repeated chunk": large_chunk,
-    "unlisted chunks": unlisted_chunks,
-    "many objects": many_objects,
-    "large metadata": large_metadata,
-    "no head": no_head,
+    "unlisted chunks": more_chunks(64, MEGABYTE),
+    "many objects": more_chunks(size_guard.MAX_OBJECTS, 0),
+    "large metadata": with_array(shape=[1] * (size_guard.MAX_METADATA // 2)),
+    "no head": lambda objects: dict.fromkeys(objects, b"?"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -75,17 +76,11 @@ def test_the_fork_ends_when_the_launcher_is_killed(program, fork_server, tmp_pat
 
 
 @pytest.mark.parametrize("stale", [False, True])
-def test_without_a_fork_server_the_launcher_does_the_work(program, stale, tmp_path):
+def test_without_a_fork_server_the_launcher_does_the_work(program, stale, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     if stale:  # the socket of a killed server
-        import socket
-
-        here = Path.cwd()
-        os.chdir(tmp_path)
-        try:
-            with socket.socket(socket.AF_UNIX) as door:
-                door.bind(warm.SOCKET)
-        finally:
-            os.chdir(here)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(warm.SOCKET)
     done = subprocess.run([program, "--help"], capture_output=True, text=True)
     assert done.returncode == 0
     assert "--token" in done.stdout

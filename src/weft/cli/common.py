@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +22,12 @@ MOST_WORKERS = 8  # by default: each takes about 300 MB for torch alone
 def say(text: str, console: Console = out) -> None:
     """Print one line unchanged: a path is not wrapped, colored or read as markup."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def say_lines(lines: Iterable[str]) -> None:
+    """Print indented lines, without empty ones."""
+    for line in filter(None, lines):
+        say(f"  {line}")
 
 
 def print_json(value: Any) -> None:

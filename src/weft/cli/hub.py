@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.common import AsJson, out, print_json, say
+from weft.cli.common import AsJson, out, print_json, say, say_lines
 from weft.errors import WeftError
 from weft.flower.hub import runs, status, supervisor
 from weft.flower.hub.hub import UP, Hub
@@ -28,9 +28,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The site's name.")]
 @app.command("init")
 def init_command(
     folder: Folder = Path("hub"),
-    address: Annotated[
-        str | None, typer.Option(help="HOST:PORT at which sites reach nginx. Default: sites are on this machine.")
-    ] = None,
+    address: Annotated[str | None, typer.Option(help="HOST:PORT of nginx. Default: all sites are here.")] = None,
     port: Annotated[int, typer.Option(min=1, max=65534, help="Of the SuperLink, on loopback.")] = 9092,
 ) -> None:
     """Create a hub's folder: certificates, keys, and the configurations of Flower and nginx."""
@@ -43,11 +41,11 @@ def init_command(
 def start_command(folder: Folder = Path("hub"), detached: Detached = False) -> None:
     """Serve until stopped: Flower's SuperLink and SuperExec, restarted if they die."""
     hub = Hub(folder)
-    if not detached:
+    if detached:
+        supervisor.detach(hub.folder, "hub", UP)
+        say(hub.ready)
+    else:
         hub.start(say)
-        return
-    supervisor.detach(hub.folder, "hub", UP)
-    say(f"{UP}; sites reach it at {hub.address}; weft hub stop ends it")
 
 
 @app.command("stop")
@@ -109,17 +107,14 @@ def status_command(folder: Folder = Path("hub"), as_json: AsJson = False) -> Non
         print_json({**facts, "runs": [dataclasses.asdict(run) for run in found]})
         return
     say(f"{folder} is {process_state(running, orphans, 'hub')}; sites reach it at {hub.address}")
-    if warning:
-        say(f"  {warning}")
+    lines = [warning, unknown and f"cannot tell which sites are online; the SuperLink may be starting ({unknown})"]
     for name, process in (running["processes"] if running else {}).items():
-        say(f"  {name}: process {process['pid']}, starts: {process['starts']}")
-    if unknown:
-        say(f"  cannot tell which sites are online; the SuperLink may be starting ({unknown})")
+        lines.append(f"{name}: process {process['pid']}, starts: {process['starts']}")
     for site in sites:
         note = f"; it has left (weft hub remove {site['site']} removes it)" if site["left"] else ""
-        say(f"  client {site['client']}: {site['site']}, {ONLINE[site['online']]}{note}")
-    for run in found:
-        say(f"  {run.folder}{f' (at sites {run.run})' if run.run else ''}: {run.as_text()}")
+        lines.append(f"client {site['client']}: {site['site']}, {ONLINE[site['online']]}{note}")
+    lines += [f"{run.folder}{f' (at sites {run.run})' if run.run else ''}: {run.as_text()}" for run in found]
+    say_lines(lines)
 
 
 def process_state(running: dict[str, Any] | None, orphans: supervisor.Processes, kind: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.common import AsJson, notes, print_json, say
+from weft.cli.common import AsJson, notes, print_json, say, say_lines
 from weft.cli.hub import Detached, process_state
 from weft.cli.tools import ModelFormat, write_model
 from weft.flower import audit_log, site_policy, site_state
@@ -22,7 +22,6 @@ tasks = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="The tasks
 app.add_typer(tasks, name="task")
 
 MAX_FILES = 5  # named in a line
-
 Folder = Annotated[Path, typer.Option("--folder", help="The site's folder.")]
 Bits = Annotated[int, typer.Option(min=9, max=32, help="Of images deeper than 8 bits: 2 ** BITS - 1 is white.")]
 
@@ -54,8 +53,7 @@ def check_command(
         for name, splits in classes.items():
             counts = ", ".join(f"{split}: {count}" for split, count in splits.items())
             say(f"  {name}: images: {sum(splits.values()):,} ({counts})")
-        for line in [*_details(found), *(f"error: {error}" for error in found.errors)]:
-            say(f"  {line}")
+        say_lines([*_details(found), *(f"error: {error}" for error in found.errors)])
         say("it cannot be a task yet" if found.errors else "it can be a task")
     if found.errors:
         raise typer.Exit(2)
@@ -88,8 +86,7 @@ def add_command(
     images = sum(sum(splits.values()) for splits in classes.values())
     index = len(sites.listed(site.folder)) - 1
     say(f"{site.name}: task {index} is {name}, classes: {len(classes)}, images: {images:,}")
-    for line in _details(found):
-        say(f"  {line}")
+    say_lines(_details(found))
 
 
 @tasks.command("list")
@@ -112,8 +109,7 @@ def remove_command(
     with site_state.changing_tasks(site.folder):
         site.remove_task(name)
     say(f"task {name} of {site.name} is removed")
-    for line in _task_lines(site.folder):
-        say(f"  {line}")
+    say_lines(_task_lines(site.folder))
 
 
 def _task_lines(site: Path) -> list[str]:
@@ -124,11 +120,11 @@ def _task_lines(site: Path) -> list[str]:
 def start_command(folder: Folder = Path("site"), detached: Detached = False) -> None:
     """Take part until stopped: Flower's SuperNode, restarted if it dies."""
     site = Site(folder)
-    if not detached:
+    if detached:
+        supervisor.detach(site.folder, "site", site.ready)
+        say(site.ready)
+    else:
         site.start(say)
-        return
-    supervisor.detach(site.folder, "site", f"{site.name} serves")
-    say(f"{site.name} serves {site.hub}; weft site stop ends it")
 
 
 @app.command("stop")
@@ -162,18 +158,16 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         print_json(facts)
         return
     say(f"{site.name} of {site.hub} is {process_state(running, orphans, 'site')}")
-    if supernode and (problem := status.connection_text(connection, supernode, log)):
-        say(f"  {problem}")
+    lines = [status.connection_text(connection, supernode, log) if supernode else ""]
     if facts["left"] and not facts["leave_notices"]:
-        say("  it leaves; the hub is notified by its next request, which comes while a run is active")
+        lines.append("it leaves; the hub is notified by its next request, which comes while a run is active")
     for notice in facts["leave_notices"]:
-        say(f"  it has left: the hub was notified at {notice['when']} UTC in {notice['run']}")
+        lines.append(f"it has left: the hub was notified at {notice['when']} UTC in {notice['run']}")
     for name, process in processes.items():
         if process["starts"] > 1:
-            say(f"  {name}: starts: {process['starts']} ({site.folder / 'logs' / name}.log)")
-    say(f"  shares of each A: {facts['share']} (weft site share)")
-    for line in [*_task_lines(site.folder), *(f"run {run.as_text()}" for run in runs)]:
-        say(f"  {line}")
+            lines.append(f"{name}: starts: {process['starts']} ({site.folder / 'logs' / name}.log)")
+    lines.append(f"shares of each A: {facts['share']} (weft site share)")
+    say_lines([*lines, *_task_lines(site.folder), *(f"run {run.as_text()}" for run in runs)])
 
 
 @app.command("share")
@@ -189,10 +183,7 @@ def share_command(
 
 @app.command("export")
 def export_command(
-    run: Annotated[
-        str,
-        typer.Argument(help="A run's id in weft site status or a prefix; the name of a run or plan means the latest."),
-    ],
+    run: Annotated[str, typer.Argument(help="A run's id or a prefix; the name of a run or plan means the latest.")],
     task: Annotated[int, typer.Option(min=0, help="Which of the site's tasks, counted from 0.")] = 0,
     kind: Annotated[ModelFormat, typer.Option("--format", help="Of the file.")] = ModelFormat.onnx,
     file: Annotated[Path | None, typer.Option("--out", help="The file. Default: SITE-task0.onnx.")] = None,

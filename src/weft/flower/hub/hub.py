@@ -40,6 +40,7 @@ class Hub:
         try:
             settings = json.loads((self.folder / "hub.json").read_text(encoding="utf-8"))
             self.address, self.port = str(settings["address"]), int(settings["port"])
+            self.ready = f"{UP}; sites reach it at {self.address}; weft hub stop ends it"
         except (OSError, ValueError, KeyError, TypeError):
             raise WeftError(f"{folder} is not a hub's folder; create one with weft hub init") from None
 
@@ -180,7 +181,7 @@ class Hub:
 
         def ready() -> None:
             self.register()
-            say(f"{UP}; sites reach it at {self.address}; weft hub stop ends it")
+            say(self.ready)
 
         commands = {"superlink": self.superlink, "superexec": self.superexec}
         supervisor.Supervisor(self.folder, commands, programs.environment(self.home), say).run(ready)

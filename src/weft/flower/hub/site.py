@@ -31,6 +31,7 @@ class Site:
         try:
             settings = json.loads((self.folder / "site.json").read_text(encoding="utf-8"))
             self.name, self.hub = str(settings["name"]), str(settings["hub"])
+            self.ready = f"{self.name} serves {self.hub}; weft site stop ends it"
         except (OSError, ValueError, KeyError, TypeError):
             raise WeftError(f"{folder} is not a site's folder; create one with weft site join") from None
 
@@ -65,8 +66,7 @@ class Site:
         path = os.pathsep.join([str(self.folder / "bin"), os.defpath])
         env = programs.environment(self.folder / "flower", path)
         commands = {"warm": lambda: [sys.executable, "-m", "weft.flower.warm"], "supernode": self.supernode}
-        ready = f"{self.name} serves {self.hub}; Ctrl-C or weft site stop ends it"
-        supervisor.Supervisor(self.folder, commands, env, say).run(lambda: say(ready))
+        supervisor.Supervisor(self.folder, commands, env, say).run(lambda: say(self.ready))
 
     def add_task(self, name: str, images: Path, bits: int) -> sites.FolderReport:
         """Announce a folder of images as the next task, and pack it, so that later changes do not affect it."""
