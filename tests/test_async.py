@@ -156,7 +156,7 @@ def test_a_client_that_starts_a_task_gets_what_was_uploaded_by_then(name):
             assert set(foreign) <= uploaded
             assert not any(key.startswith(f"{me}.") for key in foreign)
             ahead += sum(int(key.partition(".")[2]) >= request.task for key in foreign)
-        if "give" in request.ops:
+        if "share" in request.ops:
             uploaded.add(f"{me}.{request.task}")
     assert ahead > 0  # in synchronous rounds there would be none
 

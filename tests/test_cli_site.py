@@ -32,7 +32,7 @@ pytest_plugins = ["site_helpers"]
 
 @pytest.fixture
 def three(site) -> Path:
-    answer(site, FIRST, 3, "begin", "train", "finish")
+    answer(site, FIRST, 3, "begin", "train", "end")
     answer(site, SECOND, 5, "begin", "train")
     answer(site, OTHER, 4, "begin", "train")
     return site
@@ -101,7 +101,7 @@ def test_status_shows_whether_the_hub_was_notified_that_a_site_leaves(site, caps
 def audited(site) -> Path:
     """Two replies of a LeNet of the paper's size with all that a site sends."""
     plan = Plan.merge({**TINY, "network": "lenet"})
-    for index, ops in enumerate((("begin", "train", "send"), ("finish", "give", "test"))):
+    for index, ops in enumerate((("begin", "train", "upload"), ("end", "share", "test"))):
         request = Message("server", "client-1", f"0.{index}.1", ops, 0, index)
         wire = SiteState(site / "state", plan, 1).answer(encode(request))
         audit_log.record(site, "hub.hospital.example.org:9443", FIRST, wire)

@@ -105,7 +105,7 @@ def test_corrupted_replies_are_never_what_they_were():
 def test_a_client_catches_up_on_tasks_that_it_missed():
     """A client that starts with the third task can be tested on all three."""
     running = Run(tiny(tasks=3, clients=1))
-    assert len(running.ask("x", "begin train finish test", 2).fields["accuracy"]) == 3
+    assert len(running.ask("x", "begin train end test", 2).fields["accuracy"]) == 3
     assert [task.adaptive.size for task in running.clients[0].tasks.values()] == [running.layout.weights] * 3
 
 
@@ -114,7 +114,7 @@ class Leaving(Run):
 
     def replied(self, assignment, seconds, fields):
         super().replied(assignment, seconds, fields)
-        if assignment.client == 1 and "give" in assignment.ops:
+        if assignment.client == 1 and "share" in assignment.ops:
             found = self.engine.clients()
             self.engine.clients = lambda: dataclasses.replace(found, left=frozenset({1}))
 
@@ -128,9 +128,9 @@ def test_knowledge_of_a_client_that_leaves_meanwhile_is_not_stored():
 
 def test_a_repeated_start_or_end_of_a_task_changes_nothing():
     one, other = Run(tiny(clients=1)), Run(tiny(clients=1))
-    for number, ops in enumerate(["begin train", "train finish"]):
+    for number, ops in enumerate(["begin train", "train end"]):
         one.ask(f"0.{number}.0", ops, 0, number)
-    for number, ops in enumerate(["begin train", "begin train finish", "finish test"]):
+    for number, ops in enumerate(["begin train", "begin train end", "end test"]):
         other.ask(f"0.{number}.0", ops, 0, number)
     first, second = one.clients[0], other.clients[0]
     assert first.started == first.finished == 0
@@ -153,7 +153,7 @@ def exchanged(finished: Run, index: int = 0) -> tuple[ReplyChecks, Message, Pend
 def right() -> tuple[ReplyChecks, Message, Pending]:
     """A FedWeIT reply to the last round of a task, as it should be."""
     finished = run()
-    return exchanged(finished, next(n for n, request in enumerate(finished.requests) if "give" in request.ops))
+    return exchanged(finished, next(n for n, request in enumerate(finished.requests) if "share" in request.ops))
 
 
 def fault(checks: ReplyChecks, reply: Message, pending: Pending) -> str:
@@ -268,11 +268,11 @@ def test_a_replay_is_rejected(right):
 @pytest.mark.parametrize(
     ("ops", "name"),
     [
-        ("train send finish test", "adaptive"),
-        ("train finish test", "weights"),
-        ("finish test", "examples"),
+        ("train upload end test", "adaptive"),
+        ("train end test", "weights"),
+        ("end test", "examples"),
         ("train test", "task_valid_accuracy"),
-        ("train finish", "accuracy"),
+        ("train end", "accuracy"),
     ],
 )
 def test_what_was_not_requested_is_rejected(right, ops, name):

@@ -190,7 +190,7 @@ def test_train_unchosen(name):
         assert sorted(rounds) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     alone = [request for request in finished.requests if not request.tensors]
     assert len(alone) == 8
-    assert not any({"receive", "send"} & set(request.ops) for request in alone)
+    assert not any({"receive", "upload"} & set(request.ops) for request in alone)
 
 
 # ---- past tasks

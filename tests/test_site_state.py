@@ -43,7 +43,11 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_repeated_request_is_answered_from_disk(tmp_path):
-    requests = [request(0, "begin", "train", "send"), request(1, "train", "send"), request(2, "finish", "give", "test")]
+    requests = [
+        request(0, "begin", "train", "upload"),
+        request(1, "train", "upload"),
+        request(2, "end", "share", "test"),
+    ]
     replies = [state(tmp_path).answer(wire) for wire in requests]  # each as in a new process
     before = files(tmp_path)
     assert [state(tmp_path).answer(wire) for wire in requests] == replies
@@ -71,7 +75,7 @@ def test_a_failure_is_a_reply_and_changes_no_state(tmp_path):
     failed = decode(state(tmp_path / "one").answer(request(0, "train")))  # a task that was never started
     assert failed.error
     assert failed.request_id == "0.0.1"
-    good = request(0, "begin", "train", "send")
+    good = request(0, "begin", "train", "upload")
     assert state(tmp_path / "one").answer(good) == state(tmp_path / "two").answer(good)
 
 
@@ -206,7 +210,7 @@ def test_a_task_is_learned_and_exported(images, site, tmp_path):
     assert not any(decode(reply).error for reply in replies)
     with pytest.raises(WeftError, match="has not finished task 0"):
         task_from_site(site, "run", 0)
-    assert decode(run.answer(request(8, "finish", "test"))).fields["accuracy"] == [1.0]
+    assert decode(run.answer(request(8, "end", "test"))).fields["accuracy"] == [1.0]
     write(task_from_site(site, "run", 0), tmp_path / "model.safetensors", "safetensors")
     model, facts = open_model(tmp_path / "model.safetensors")
     assert (facts["classes"], facts["bits"]) == (["dark", "light"], sites.DEFAULT_BITS)

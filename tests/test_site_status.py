@@ -163,7 +163,7 @@ def test_no_proxy_between_processes_of_one_machine(given, hub_without_proxy, tmp
 
 @pytest.mark.parametrize("what", ["manifest", "state"])
 def test_a_damaged_run_does_not_hide_the_others(site, what, capsys):
-    answer(site, FIRST, 3, "begin", "train", "finish")
+    answer(site, FIRST, 3, "begin", "train", "end")
     answer(site, OTHER, 4, "begin", "train")
     manifest = site / "state" / FIRST / "manifest.json"
     path = manifest if what == "manifest" else next(manifest.parent.glob("client-*"))

@@ -263,17 +263,17 @@ def test_a_stopped_client_keeps_its_model_and_sends_nothing(name):
         return {key: value for key, value in state_bits(state).items() if key not in other}
 
     initial = initial_body(network, 0)
-    reply = ask(runtime, state, ("begin", "receive", "train", "send"), 0, download(initial, True))
+    reply = ask(runtime, state, ("begin", "receive", "train", "upload"), 0, download(initial, True))
     assert bool(reply.tensors) == method.traits.federated
     state.rate.stopped = True
     before, later = tensors(), download(-2 * initial, False)  # another theta_G
-    reply = ask(runtime, state, ("receive", "train", "send"), 1, later)
+    reply = ask(runtime, state, ("receive", "train", "upload"), 1, later)
     assert tensors() == before
     assert reply.tensors == {}
     assert (reply.fields["images"], reply.fields["stopped"]) == (0, True)
 
     # what is uploaded once per task is uploaded nevertheless, and nothing else
-    reply = ask(runtime, state, ("receive", "train", "send", "finish", "give", "test"), 2, later)
+    reply = ask(runtime, state, ("receive", "train", "upload", "end", "share", "test"), 2, later)
     assert set(reply.tensors) == set(method.share_task(state, runtime.context(0, 0)))
     assert "weights" not in reply.tensors
     assert len(reply.fields["accuracy"]) == 1

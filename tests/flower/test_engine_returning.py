@@ -153,7 +153,7 @@ def test_a_site_whose_a_is_rejected_is_still_tested(tmp_path, still):
 
     def spoil(_: int, message: Message) -> Message | None:
         wire = unpack(message).wire
-        if message.metadata.dst_node_id != 2 or not wire or decode(wire).task == 0 or "give" not in decode(wire).ops:
+        if message.metadata.dst_node_id != 2 or not wire or decode(wire).task == 0 or "share" not in decode(wire).ops:
             return None
         grid.answer(message)
         return Message(Error(2, "it broke"), reply_to=message)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_EXAMPLES = 10**9  # more images than any client has
 MAX_CLASSES = 10**4  # more than any task has
 MAX_OTHER_FIELDS = 4096  # bytes of JSON: fields that weft does not know
-OPS = ("begin", "receive", "train", "send", "finish", "give", "test")
+OPS = ("begin", "receive", "train", "upload", "end", "share", "test")
 SHAPES = {torch.Tensor: "dense", Rows: "rows", Sparse: "sparse"}
 
 
@@ -100,7 +100,7 @@ class ReplyChecks:
         if merged & tensors.keys() and (missing := sorted(merged - tensors.keys())):
             return f"tensor {missing[0]!r} is missing"
         for name, tensor in tensors.items():
-            if ("give" if spec[name].once else "send") not in ops:
+            if ("share" if spec[name].once else "upload") not in ops:
                 return f"tensor {show(name)} was not requested"
             if fault := self._form_fault(tensor, spec[name]):
                 return f"tensor {name!r} {fault}"
@@ -184,7 +184,7 @@ class TrainFields(_Fields):
     valid_accuracy: Share = 0.0
 
 
-class FinishFields(_Fields):
+class EndFields(_Fields):
     task_valid_accuracy: Share | None = None
     density: list[Share] = []
     size: SizeFields
@@ -195,7 +195,7 @@ class EvaluationFields(_Fields):
     metrics: list[TaskMetrics] = []
 
 
-BY_OP: dict[str, type[_Fields]] = {"train": TrainFields, "finish": FinishFields, "test": EvaluationFields}
+BY_OP: dict[str, type[_Fields]] = {"train": TrainFields, "end": EndFields, "test": EvaluationFields}
 KNOWN = {name for model in BY_OP.values() for name in model.model_fields}
 
 

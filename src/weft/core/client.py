@@ -5,9 +5,9 @@ What a request can ask for, in this order:
     begin     start a new task: head, task-specific parameters, learning rate
     receive   take in the tensors that came along
     train     one round on the task's training images
-    send      reply with the method's upload
-    finish    end the task: store what it needs later
-    give      reply with what is uploaded once per task
+    upload    reply with the update of the round
+    end       end the task: store what it needs later
+    share     reply with what is uploaded once per task
     test      accuracy of every task so far, on test images (of the model as it is, or as theta_G would make it)
 
 The same request twice gives the same reply and does not train twice. A server that has lost a reply may request the
@@ -152,9 +152,9 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
             method.receive(state, download, ctx)
     if "train" in request.ops:
         fields |= train_round(state, method, ctx, request.round)
-    if "send" in request.ops and not stopped:
+    if "upload" in request.ops and not stopped:
         tensors |= method.upload(state, ctx)
-    if "finish" in request.ops:
+    if "end" in request.ops:
         end(runtime, state, ctx)
         if state.rate.epochs:  # of the model as it is stored
             method.load_task(state, task, ctx)
@@ -162,7 +162,7 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
         fields["size"] = state.size()._asdict()
         densities = (state.tasks[each].density() for each in state.tasks if each <= task)
         fields["density"] = [density for density in densities if density is not None]
-    if "give" in request.ops:
+    if "share" in request.ops:
         tensors |= method.share_task(state, ctx)
     if "test" in request.ops:
         fields |= evaluate(runtime, state, request, ctx)

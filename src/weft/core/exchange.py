@@ -105,7 +105,7 @@ class Exchange:
         missing = {assignment.request_id for assignment in assignments}
         deadline = None if self.plan.deadline == "none" else self.plan.deadline
         for accepted in self.replies(assignments, deadline, only):
-            if self._late(accepted.pending) and self.plan.late == "drop" and "send" in accepted.assignment.ops:
+            if self._late(accepted.pending) and self.plan.late == "drop" and "upload" in accepted.assignment.ops:
                 self.incident(accepted.assignment, "the reply arrived too late and was dropped")
                 continue
             taken.append(accepted)
@@ -129,7 +129,7 @@ class Exchange:
         """
         rule = self.plan.aggregation
         usable = [each for each in taken if merged and (rule == "mean" or not self._late(each.pending))]
-        usable = [each for each in usable if "send" in each.assignment.ops]
+        usable = [each for each in usable if "upload" in each.assignment.ops]
         newest = {each.assignment.client: each for each in sorted(usable, key=lambda each: each.assignment)}
         found = [self.update(each, each is newest.get(each.assignment.client)) for each in taken]
         guarded = rule != "mean" and len(newest) > 1
@@ -246,12 +246,12 @@ class Exchange:
         self.progress.images += fields.get("images", 0)
         if "test" in assignment.ops and known.tested < task:  # once, though a late reply may repeat it
             self.events.tested(assignment.client, task, fields["accuracy"])
-        for op, name in (("begin", "started"), ("finish", "finished"), ("test", "tested")):
+        for op, name in (("begin", "started"), ("end", "finished"), ("test", "tested")):
             if op in assignment.ops:
                 known.advance(name, task)
         if assignment.first:
             known.advance("contacted", task)
-        if "give" in assignment.ops:
+        if "share" in assignment.ops:
             known.uploaded = sorted({*known.uploaded, task})
         if fields.get("task_valid_accuracy") is not None:
             known.validation[str(task)] = fields["task_valid_accuracy"]

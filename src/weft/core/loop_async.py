@@ -19,7 +19,7 @@ class AsynchronousFederation(Federation):
                 usable = staleness <= int(plan.staleness_bound)
                 if not usable:
                     exchange.incident(pending.assignment, f"the update is {staleness} merges old (staleness_bound)")
-                merged = usable and "send" in pending.assignment.ops
+                merged = usable and "upload" in pending.assignment.ops
                 update = exchange.update(accepted, merged)
                 mix = staleness_weight(staleness, plan.staleness_exponent)
                 exchange.method.aggregate(exchange.server, Updates([update], mix=mix), exchange.ctx)

@@ -115,13 +115,13 @@ class Schedule:
         self, client: int, place: TaskPosition, exchanges: bool, last: bool, known: ClientProgress
     ) -> Assignment:
         """One round of training; `last`: the client's last one of the task."""
-        ops = ["receive", "train", "send"] if exchanges else ["train"]
+        ops = ["receive", "train", "upload"] if exchanges else ["train"]
         if known.started < place.task:
             ops = ["begin", *ops]
         if last:
-            ops.append("finish")
+            ops.append("end")
             if self._shares(selected_last=exchanges and place.round == place.rounds - 1):
-                ops.append("give")
+                ops.append("share")
             if self.plan.measured_model == "own":
                 ops.append("test")
         first = exchanges and known.contacted < place.task
@@ -148,7 +148,7 @@ class Schedule:
         shares = False
         if known.finished < task:
             shares = not ops and not local and self._shares(selected_last=True)
-            ops += ["finish", "give"] if shares else ["finish"]
+            ops += ["end", "share"] if shares else ["end"]
         needs_global = self.traits.federated and self.plan.measured_model == "global"  # theta_G, to be tested
         what = client, task, self.lengths[client][task] + attempt, (*ops, "test")
         return Assignment(*what, exchanges=shares or needs_global, lossless=not shares, kind="task_end")
@@ -156,4 +156,4 @@ class Schedule:
     def task_knowledge(self, client: int, task: int) -> Assignment:
         """What is uploaded once per task, requested separately, after all that ends the task."""
         number = self.lengths[client][task] + TASK_END_ATTEMPTS + 1
-        return Assignment(client, task, number, ("begin", "finish", "give"), exchanges=True, kind="knowledge")
+        return Assignment(client, task, number, ("begin", "end", "share"), exchanges=True, kind="knowledge")

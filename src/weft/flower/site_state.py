@@ -72,7 +72,7 @@ class SiteState:
                 # the state on disk is unchanged
                 return encode(failure(request, f"{FAILED} ({type(error).__name__})"))
             manifest["started"] = max(manifest["started"], request.task)
-            if "finish" in request.ops:
+            if "end" in request.ops:
                 manifest["finished"] = max(manifest["finished"], request.task)
             self._save(host, request.request_id, reply, manifest)
             return reply
