@@ -24,6 +24,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from weft import methods, metrics, networks, registry, scenarios
 from weft.errors import WeftError, nearest
 from weft.registry import StrictModel
+from weft.wire.codec import Precision
 
 COMPONENTS = ("method", "network", "scenario")  # sections with a name
 SMALL = {"clients": 5, "tasks": 5, "rounds_per_task": 8}  # upper bounds of scale = "small"
@@ -93,8 +94,9 @@ class Plan(StrictModel):
     stop_at_floor: bool = True
     optimizer_memory: Literal["task", "round"] = "task"  # how long Adam's moments are kept
     shuffle: bool = True
-    measured_model: Literal["own", "global"] = "own"  # after the client's last epoch, or after the next theta_G
-    precision: Literal["auto", "float32", "half", "int8"] = "auto"  # of values on the wire; auto: the method's default
+    # after the client's last epoch, or after the next theta_G; auto: own, unless the method shares heads by class
+    measured_model: Literal["auto", "own", "global"] = "auto"
+    precision: Precision | Literal["auto"] = "auto"  # of values on the wire; auto: the method's default
     # task_clocks: common rounds, but a task takes each client a different number of them; updates: no common rounds
     asynchronous: Literal["none", "task_clocks", "updates"] = Field("none", alias="async")
     rounds_spread: float = Field(0.5, ge=0, lt=1)  # async: a task takes rounds_per_task, plus or minus this share
@@ -138,7 +140,7 @@ class Plan(StrictModel):
         return cls({**parse(words), **more}, **given)
 
     @property
-    def wire(self) -> Literal["float32", "half", "int8"]:
+    def wire(self) -> Precision:
         """Precision of values on the wire."""
         assert self.precision != "auto"
         return self.precision
@@ -165,6 +167,8 @@ class Plan(StrictModel):
             text = f"{self.method} requires SGD; leave optimizer=auto, and set its rate with sgd_rate"
         elif self.optimizer == "sgd" and method.traits.composes_theta:
             text = f"{self.method} requires Adam, for which its drift and l1 terms are scaled; leave optimizer=auto"
+        elif self.method_options["heads"] == "class" and not method.traits.federated:
+            text = f"{self.method} sends nothing, so it cannot share heads; remove method.heads=class"
         elif self.loss is not None and method.traits.sees_all_tasks:
             text = f"{self.method} trains on all tasks at once as classes; remove loss={self.loss}"
         elif updates and (self.clients_per_round, self.quorum, self.aggregation) != ("all", "all", "mean"):
@@ -275,7 +279,12 @@ def scaled(given: Mapping[str, Any], keep: Collection[str] = ()) -> dict[str, An
 def _replace_auto(values: dict[str, Any]) -> None:
     """Replace `auto` by what it stands for: a plan has all that decides a result, whatever later defaults are."""
     traits = methods.class_of(values["method"]).traits
-    auto: dict[str, Any] = {"optimizer": "sgd" if traits.sgd_only else "adam", "precision": traits.precision}
+    by_class = traits.by_class or values["method_options"]["heads"] == "class"
+    auto: dict[str, Any] = {
+        "optimizer": "sgd" if traits.sgd_only else "adam",
+        "precision": traits.precision,
+        "measured_model": "global" if by_class else "own",
+    }
     if isinstance(clients := values.get("clients", Plan.model_fields["clients"].default), int):
         auto["staleness_bound"] = 10 * clients
     values |= {key: value for key, value in auto.items() if values.get(key, "auto") == "auto"}

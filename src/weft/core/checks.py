@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from weft.core.progress import Pending
 from weft.errors import show
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_EXAMPLES = 10**9  # more images than any client has
 MAX_CLASSES = 10**4  # more than any task has
 MAX_OTHER_FIELDS = 4096  # bytes of JSON: fields that weft does not know
-OPS = ("begin", "receive", "train", "upload", "end", "share", "test")
+OPS = ("announce", "begin", "receive", "train", "upload", "end", "share", "test")
 SHAPES = {torch.Tensor: "dense", Rows: "rows", Sparse: "sparse"}
 
 
@@ -63,7 +63,7 @@ class ReplyChecks:
         return {name for name, spec in self._spec(pending).items() if spec.once}
 
     def _spec(self, pending: Pending) -> dict[str, TensorSpec]:
-        return self.method.upload_spec(self.layout, pending.sent)
+        return self.method.upload_spec(self.layout, pending.sent | {"classes": pending.classes})
 
     def open(self, wire: bytes, client: int, requests: Mapping[str, Pending]) -> tuple[Message, Pending]:
         """The reply of this client and the request that it answers, out of those without a reply."""
@@ -128,14 +128,20 @@ class ReplyChecks:
 # ---- a request, at the client ----------------------------------------------------------------------------------------
 
 
-def request_fault(request: Message, client: int, method: Method, layout: Layout) -> str:
-    """What is wrong with a request, before anything is allocated by what it claims; empty if nothing is."""
+def request_fault(request: Message, client: int, method: Method, layout: Layout, classes: list[list[str]]) -> str:
+    """What is wrong with a request, before anything is allocated by what it claims; empty if nothing is.
+
+    `classes`: identifiers of the classes of each task up to the request's.
+    """
     if (request.sender, request.receiver) != ("server", f"client-{client}"):
         return f"it is addressed from {show(request.sender)} to {show(request.receiver)}"
     if strange := [op for op in request.ops if op not in OPS or request.ops.count(op) > 1]:
         return f"it requests {show(strange[0])}, which is unknown or named twice"
-    spec = method.upload_spec(layout, {})
+    spec = method.upload_spec(layout, {"classes": classes})
     once = next((each for each in spec.values() if each.once), None)
+    if method.traits.by_class and "test" in request.ops:  # what is sent for finished tasks
+        for task in range(len(classes)):
+            spec |= method.upload_spec(layout, {"classes": classes[: task + 1]})
     for name, tensor in request.tensors.items():
         declared = once if name.startswith(KNOWLEDGE) else spec.get(name)
         if declared is None:
@@ -174,6 +180,17 @@ class SizeFields(_Fields):
     paper_bytes: Count
 
 
+class AnnounceFields(_Fields):
+    classes: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]], Field(min_length=1, max_length=MAX_CLASSES)]
+
+    @field_validator("classes")
+    @classmethod
+    def _each_once(cls, classes: list[str]) -> list[str]:
+        if len(set(classes)) < len(classes):
+            raise ValueError
+        return classes
+
+
 class TrainFields(_Fields):
     examples: Annotated[int, Field(ge=1, le=MAX_EXAMPLES)]
     images: Count = 0
@@ -195,7 +212,7 @@ class EvaluationFields(_Fields):
     metrics: list[TaskMetrics] = []
 
 
-BY_OP: dict[str, type[_Fields]] = {"train": TrainFields, "end": EndFields, "test": EvaluationFields}
+BY_OP: dict[str, type[_Fields]] = {"announce": AnnounceFields, "train": TrainFields, "end": EndFields, "test": EvaluationFields}
 KNOWN = {name for model in BY_OP.values() for name in model.model_fields}
 
 

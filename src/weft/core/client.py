@@ -2,6 +2,7 @@
 
 What a request can ask for, in this order:
 
+    announce  reply with identifiers of the task's classes
     begin     start a new task: head, task-specific parameters, learning rate
     receive   take in the tensors that came along
     train     one round on the task's training images
@@ -67,7 +68,10 @@ class Runtime:
         """A context without images, for evaluation."""
         plan, heads = self.plan, self._heads(client, task)
         network = networks.build(plan.network, plan.network_options, heads, self.device, plan.loss)
-        return TaskContext(client, task, plan, network)
+        return TaskContext(client, task, plan, network, functools.partial(self.class_ids, client))
+
+    def class_ids(self, client: int, task: int) -> tuple[str, ...]:
+        return scenarios.class_ids(self.task(client, task), self.plan)
 
     def training_context(self, client: int, task: int) -> TaskContext:
         """The context of the task in training: its images are available, those of other tasks are not."""
@@ -120,7 +124,8 @@ def answer(runtime: Runtime, client: int, state: ClientState, wire: bytes) -> by
     if not 0 <= request.task < tasks:
         raise MessageError(f"message rejected: it is about task {request.task}, of {tasks}")
     ctx = runtime.training_context(client, request.task)
-    if fault := request_fault(request, client, runtime.method, ctx.layout):
+    classes = [list(runtime.class_ids(client, task)) for task in range(request.task + 1)]
+    if fault := request_fault(request, client, runtime.method, ctx.layout, classes):
         raise MessageError(f"message rejected: {fault}")
     # a request that was long on its way would train a later task with the images of this one
     if "train" in request.ops and (state.finished >= request.task or state.started > request.task):
@@ -137,6 +142,10 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
     method, client, task = runtime.method, ctx.client, ctx.task
     tensors: Tensors = {}
     fields: dict[str, Any] = {}
+    if "announce" in request.ops:
+        fields["classes"] = list(ctx.classes)
+    if request.ops == ("announce",):
+        return tensors, fields
     if not state.weights.numel():
         state.start(ctx, method.options)
     if "begin" in request.ops and state.started < task:
@@ -210,13 +219,15 @@ def end(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
 def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContext) -> dict[str, list[Any]]:
     """Accuracy of every task up to this one, and the metrics of the plan.
 
-    With measured_model=global theta_G comes along, is tested and not kept.
+    With measured_model=global theta_G comes along and is tested. It is kept by methods that improve finished tasks.
     """
     tested = state
     if runtime.plan.measured_model == "global" and request.tensors and "train" not in request.ops:
         download = _download(request)
         state.knowledge.update(download.once)  # kept: the server does not send it again
-        tested = copy.copy(state)
+        if not runtime.method.traits.improves_tasks:
+            tested = copy.copy(state)
+            tested.tasks = state.tasks.copy()
         runtime.method.receive(tested, download, ctx)
     found: dict[str, list[Any]] = {"accuracy": []}
     for task in range(ctx.task + 1):

@@ -186,9 +186,11 @@ class Exchange:
         """Configure, encode, count and submit one request."""
         client, progress, tensors, fields = assignment.client, self.progress, {}, {}
         known = progress.clients[client]
-        if assignment.exchanges:
+        classes = {int(task): ids for task, ids in known.classes.items() if int(task) <= assignment.task}
+        if assignment.exchanges and assignment.kind != "announce":
             repeats = known.first_download if known.first_task == assignment.task else {}
-            ctx = RoundContext(self.plan, assignment.task, assignment.first, repeats)
+            testing = "test" in assignment.ops and "train" not in assignment.ops
+            ctx = RoundContext(self.plan, assignment.task, assignment.first, repeats, classes, testing)
             download = self.method.configure(self.server, client, ctx)
             fields = download.fields
             tensors = download.tensors | {f"{KNOWLEDGE}{key}": value for key, value in download.once.items()}
@@ -200,8 +202,9 @@ class Exchange:
         spill(self.server, SERVER_MEMORY, "server")
         if assignment.exchanges:
             self._count("s2c", assignment, wire)
+        announced = [classes.get(task, []) for task in range(assignment.task + 1)]
         progress.pending[assignment.request_id] = Pending(
-            assignment, progress.round, progress.version, self.engine.now(), fields
+            assignment, progress.round, progress.version, self.engine.now(), fields, announced
         )
         if "train" in assignment.ops:
             known.advance("assigned", assignment.task)
@@ -251,6 +254,8 @@ class Exchange:
                 known.advance(name, task)
         if assignment.first:
             known.advance("contacted", task)
+        if "announce" in assignment.ops:
+            known.classes.setdefault(str(task), fields["classes"])
         if "share" in assignment.ops:
             known.uploaded = sorted({*known.uploaded, task})
         if fields.get("task_valid_accuracy") is not None:
@@ -273,6 +278,7 @@ class Exchange:
             message.fields,
             accepted.pending.sent if assignment.exchanges and here else None,
             received=bool(now),
+            classes=tuple(self.progress.clients[assignment.client].classes.get(str(assignment.task), ())),
         )
 
     def note_missing(self, missing: Collection[str], for_good: bool) -> None:

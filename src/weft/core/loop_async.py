@@ -41,6 +41,9 @@ class AsynchronousFederation(Federation):
         task, round_index = known.position
         while task < len(lengths):
             rounds, found = lengths[task], None
+            if self.schedule.traits.by_class and known.announced < task:  # once: without it the task goes on alone
+                known.announced = task
+                return self.schedule.announcement(client, task)
             if round_index < rounds:
                 place, last = TaskPosition(task, round_index, rounds), round_index == rounds - 1
                 found = self.schedule.training_round(client, place, self.schedule.traits.federated, last, known)

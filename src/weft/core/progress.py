@@ -17,6 +17,7 @@ class Pending:
     issued_version: int  # merges by then (async=updates)
     issued_at: float  # on the engine's clock
     sent: dict[str, Any] = field(default_factory=dict)  # the fields of the request
+    classes: list[list[str]] = field(default_factory=list)  # of each task up to the assignment's, as far as announced
     released: bool = False  # its task is over: the client is requested other things meanwhile
 
 
@@ -25,6 +26,7 @@ class ClientProgress:
     """What the server knows of one client; tasks are the last ones that got so far, as the client reported."""
 
     assigned: int = -1  # requested to train
+    announced: int = -1  # async=updates: requested to announce the classes of
     started: int = -1
     contacted: int = -1  # has received the first download of
     finished: int = -1
@@ -38,6 +40,7 @@ class ClientProgress:
     size: dict[str, int] = field(default_factory=dict)
     density: list[float] = field(default_factory=list)  # of A, by task
     validation: dict[str, float] = field(default_factory=dict)  # accuracy at a task's end, by task
+    classes: dict[str, list[str]] = field(default_factory=dict)  # identifiers that it announced, by task; never changed
 
     def advance(self, name: str, task: int) -> None:
         """Move one of the marks forward; late replies never move it back."""

@@ -34,7 +34,7 @@ class Assignment:
     exchanges: bool  # with the server; if not, the client works locally and nothing is sent
     first: bool = False  # the client's first download of the task: kb^(t) is sent along
     lossless: bool = False  # a measurement, which fault injection leaves alone
-    kind: Literal["train", "task_end", "knowledge"] = "train"
+    kind: Literal["train", "task_end", "knowledge", "announce"] = "train"
 
     @property
     def request_id(self) -> str:
@@ -157,3 +157,8 @@ class Schedule:
         """What is uploaded once per task, requested separately, after all that ends the task."""
         number = self.lengths[client][task] + TASK_END_ATTEMPTS + 1
         return Assignment(client, task, number, ("begin", "end", "share"), exchanges=True, kind="knowledge")
+
+    def announcement(self, client: int, task: int) -> Assignment:
+        """Which classes a task has; before its first download, for methods that share by class."""
+        number = self.lengths[client][task] + TASK_END_ATTEMPTS + 2
+        return Assignment(client, task, number, ("announce",), exchanges=True, kind="announce")

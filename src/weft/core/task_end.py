@@ -24,6 +24,7 @@ class TaskEnd:
         """Tests and the rest of line 11, for clients whose task is over and that have been requested to train."""
         exchange, progress = self.exchange, self.exchange.progress
         ending = [(client, place) for client, place in ending if progress.clients[client].assigned >= 0]
+        self.announce([(client, place.task) for client, place in ending])
         self._catch_up([(client, place.task) for client, place in ending])
         for attempt in range(TASK_END_ATTEMPTS + 1):
             owed = [each for client, place in ending for each in self._tests([client], place.task, attempt)]
@@ -38,6 +39,15 @@ class TaskEnd:
 
     def before_round(self, assignments: list[Assignment]) -> None:
         self._catch_up([(assignment.client, assignment.task) for assignment in assignments])
+        self.announce([(each.client, each.task) for each in assignments if each.exchanges])
+
+    def announce(self, positions: list[tuple[int, int]]) -> None:
+        """Request the classes of tasks that are not known yet, for methods that share by class."""
+        if self.schedule.traits.by_class:
+            known = self.exchange.progress.clients
+            new = [self.schedule.announcement(*each) for each in positions if str(each[1]) not in known[each[0]].classes]
+            if requested := self._not_silent(self.exchange.expected(new)):
+                self._collect(requested, only=True)
 
     def _catch_up(self, positions: list[tuple[int, int]]) -> None:
         """What these clients owe of tasks before their current ones.

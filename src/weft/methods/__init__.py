@@ -11,6 +11,7 @@ from typing import Any
 
 from weft import registry
 from weft.errors import WeftError, nearest
+from weft.methods.class_heads import ClassHeads
 from weft.methods.combine import combine
 from weft.methods.method import Method, MethodOptions
 
@@ -23,6 +24,7 @@ METHODS = {
     "fedavg": "weft.methods.federated.fedavg:FedAvg",
     "fedprox": "weft.methods.federated.fedprox:FedProx",
     "scaffold": "weft.methods.federated.scaffold:Scaffold",
+    "class-experts": "weft.methods.federated.class_experts:ClassExperts",
     "fedcurv": "weft.methods.federated.fedcurv:FedCurv",
     "stl": "weft.methods.continual.stl:STL",
     "joint": "weft.methods.continual.joint:Joint",
@@ -93,5 +95,6 @@ def preset_of(name: str, preset: str) -> dict[str, Any]:
 
 
 def load(name: str, options: dict[str, Any]) -> Method:
-    method = class_of(name)
-    return method(method.Options.model_validate(options))
+    kind = class_of(name)
+    method = kind(kind.Options.model_validate(options))
+    return ClassHeads(method) if method.options.heads == "class" else method

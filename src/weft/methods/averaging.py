@@ -32,6 +32,7 @@ class Update:
     fields: Fields  # what the client reports, such as `examples`
     sent: Fields | None  # fields of the request that is confirmed by it
     received: bool  # the client took in what was sent: its training had not stopped
+    classes: tuple[str, ...] = ()  # identifiers of the task's classes, as announced
 
 
 @dataclass

@@ -63,6 +63,8 @@ class RoundContext:
     task: int
     first: bool  # the client's first download of this task: kb^(t) is sent along (line 3)
     repeats: Mapping[str, Any] = field(default_factory=dict)  # fields of an earlier first download, if it is repeated
+    classes: Mapping[int, list[str]] = field(default_factory=dict)  # identifiers that the client announced, by task
+    testing: bool = False  # all tasks so far are tested next
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ class TaskContext:
     task: int
     plan: Plan
     network: Network
+    # identifiers of the classes of a task of this client: equal ones are the same class at any client
+    classes_of: Callable[[int], tuple[str, ...]] = lambda task: ()
     load: Callable[[SplitName], Batches] = no_images
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.classes_of(self.task)
 
     @property
     def layout(self) -> Layout:

@@ -26,6 +26,7 @@ from weft.lazy import torch
 from weft.methods.averaging import Tensors, Updates
 from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.state import ClientState, ServerState, TaskState, shared_of
+from weft.wire.codec import Precision
 
 if TYPE_CHECKING:
     from weft.networks.flat import Layout
@@ -38,6 +39,8 @@ class MethodOptions(BaseModel):
 
     # shared: one set of biases for all tasks, which is sent; private: one set per task, which stays at the client
     biases: Literal["shared", "private"] = "shared"
+    # private: heads stay at their client; class: rows of heads are sent and averaged by class (class_heads.py)
+    heads: Literal["private", "class"] = "private"
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,12 @@ class Traits:
     federated: bool = False  # it has a server half
     sgd_only: bool = False  # its formulas hold for no other optimizer
     sgd_rate: float = 0.05  # initial rate of SGD where the plan names none; docs/experiments.md
-    precision: Literal["float32", "half", "int8"] = "float32"  # of values on the wire, unless the plan says otherwise
+    precision: Precision = "float32"  # of values on the wire, unless the plan says otherwise
     composes_theta: bool = False  # theta is made of several variables
     sees_all_tasks: bool = False  # all tasks of a client at once: the exception to a task's data being private to it
     shares_tasks: Literal["no", "selected", "all"] = "no"  # who uploads task knowledge (line 11)
+    by_class: bool = False  # clients announce the classes of a task before its first download
+    improves_tasks: bool = False  # finished tasks take in what is sent before a test, and keep it
     asynchronous: bool = False  # `aggregate` can merge a single update (async=updates) ...
     why_not_asynchronous: str = "its `aggregate` does not declare how a single update is merged"  # ... or why not
     needs_theta: str = ""  # why it combines with no method that composes theta

@@ -6,10 +6,11 @@ tensor, a dictionary of tensors, a number, a text, a list, another dataclass, or
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self, TypeVar
 
 from weft.lazy import torch
 from weft.wire import tensors
@@ -42,6 +43,12 @@ class Table(MutableMapping[K, V], Generic[K, V]):
         self.changed: set[K] = set()
         self.folder: Path | None = None  # where they are; set, like `read`, by core/storage.py
         self.read: Callable[[Any], V] | None = None
+
+    def copy(self) -> Self:
+        """Another table with the same entries."""
+        other = copy.copy(self)
+        other.memory, other.files, other.changed = dict(self.memory), dict(self.files), set(self.changed)
+        return other
 
     def __getitem__(self, key: K) -> V:
         if key not in self.memory:
@@ -164,6 +171,8 @@ class ClientState:
 @dataclass
 class ServerState:
     """Everything that the server remembers; a method without a server half needs nothing."""
+
+    heads: dict[str, torch.Tensor] = field(default_factory=dict)  # by class, with heads=class
 
     def start(self, ctx: ServerContext, options: MethodOptions) -> None:
         """Initialize the server before the first task."""

@@ -70,6 +70,7 @@ class Layout:
     body: int
     size: int
     statistics: tuple[int, int] = (0, 0)  # first and end index
+    features: int = 0  # of the body: a class has as many weights in a head, and a bias
 
     @property
     def segments(self) -> tuple[tuple[int, int], ...]:
@@ -78,6 +79,11 @@ class Layout:
     @property
     def rows(self) -> int:
         return sum(layer.rows for layer in self.layers)
+
+    @property
+    def head(self) -> int:
+        """Where heads begin: after the statistics."""
+        return self.statistics[1]
 
     @property
     def biases(self) -> int:
@@ -162,11 +168,16 @@ class Network:
             offset += parameter.numel()
         return start
 
+    @property
+    def initial_statistics(self) -> torch.Tensor:
+        """Statistics before any training, where each task has its own."""
+        return self._initial[self.layout.body :]
+
     def initial_head(self, rng: np.random.Generator) -> torch.Tensor:
         """Everything after the body: statistics if each task has its own, then new heads, one after another."""
         features = self._head_weight.shape[1]
         weights = [variance_scaling((classes, features), rng).view(-1) for classes in self.heads]
-        return torch.cat([self._initial[self.layout.body :], *weights, torch.zeros(self.classes)])
+        return torch.cat([self.initial_statistics, *weights, torch.zeros(self.classes)])
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         return functional.linear(self._dropout(self.body(images)), self._head_weight, self._head_bias)
@@ -281,7 +292,8 @@ def make_layout(
     begin = offset + sum(each.numel() for each in rest)
     end = begin + sum(each.numel() for each in running)
     size = end + sum(each.numel() for each in head)
-    return Layout(tuple(layers), offset, end if statistics == "shared" else begin, size, (begin, end))
+    body, features = end if statistics == "shared" else begin, head[0].shape[1]
+    return Layout(tuple(layers), offset, body, size, (begin, end), features)
 
 
 class Dropout:

@@ -48,6 +48,7 @@ class Task:
     deviation: tuple[float, ...]
     load: Callable[[SplitName], Split]
     fingerprint: str = ""  # of user images, which no name identifies
+    vocabulary: str = ""  # where class names are unique: a dataset; user images of all clients have one vocabulary
     warnings: tuple[str, ...] = ()
 
 
@@ -155,6 +156,15 @@ def builder_of(name: str) -> Builder:
     found = importlib.import_module(module)
     builder: Builder = getattr(found, attribute) if attribute else found
     return builder
+
+
+def class_ids(task: Task, plan: Plan) -> tuple[str, ...]:
+    """Identifiers by which clients of a run recognize classes that they have in common; docs/trust.md.
+
+    They are no secret: who knows the vocabulary can compute them.
+    """
+    texts = (f"{plan.name}\n{plan.seed}\n{task.vocabulary}\n{name}" for name in task.classes)
+    return tuple(hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts)
 
 
 def default_size(name: str, options: Mapping[str, object]) -> dict[str, int]:

@@ -3,7 +3,8 @@
 Eight families of images differ as the eight datasets of the paper's NonIID-50 do. A task is a few classes of one
 family. `disjoint` assigns every task to one client only, as NonIID-50 does; `overlapping` samples each client's tasks
 from one common pool, so that two clients may learn the same classes from different images, as Overlapped-CIFAR-100
-does.
+does; with `rotating` all clients learn the same tasks but one, at different times, as hospitals meet the same diseases:
+one task of each client is its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Options(ScenarioOptions):
     train: int = Field(200, ge=1)  # images per task, spread evenly over its classes
     valid: int = Field(50, ge=1)
     test: int = Field(100, ge=1)
-    sharing: Literal["disjoint", "overlapping"] = "disjoint"
+    sharing: Literal["disjoint", "overlapping", "rotating"] = "disjoint"
     pool: int | None = Field(None, ge=1)  # overlapping: number of kinds of tasks; default: twice `tasks`
 
 
@@ -49,6 +50,16 @@ def _deal(options: Options, clients: int, tasks: int, seed: int) -> list[list[in
     rng = generator(seed, "deal")
     if options.sharing == "disjoint":
         return [list(map(int, kinds)) for kinds in rng.permutation(clients * tasks).reshape(clients, tasks)]
+    if options.sharing == "rotating":
+        order = list(map(int, rng.permutation(clients + tasks - 1)))  # kinds: first those that all clients learn
+        common, own = order[: tasks - 1], order[tasks - 1 :]
+        dealt = []
+        for client in range(clients):
+            turn = client % max(tasks - 1, 1)
+            kinds = [*common[turn:], *common[:turn]]
+            kinds.insert(client % tasks, own[client])
+            dealt.append(kinds)
+        return dealt
     pool = max(options.pool or 2 * tasks, tasks)  # with fewer kinds a client would repeat a task
     return [list(map(int, rng.permutation(pool)[:tasks])) for _ in range(clients)]
 
@@ -61,6 +72,7 @@ def _task(options: Options, kind: int, client: int, task: int, seed: int) -> Tas
     return Task(
         name=f"{family}-{batch}",
         group=family,
+        vocabulary=family,
         classes=tuple(drawn.class_name(family, index) for index in classes),
         sizes=sizes,
         mean=mean,

@@ -7,7 +7,7 @@ tasks in which order.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
 
@@ -36,27 +36,55 @@ BLANK = 2  # images of the task in which the receiver waits
 
 
 class OverlappedCIFAR100:
-    """A task is one of the 20 superclasses with its five classes. Its 3,000 images are divided into equal, disjoint
-    shares, one per client: with 5 clients 420 train, 120 test and 60 valid images each; with 20 clients 105, 30 and
-    15; with 100 clients 21, 6 and 3. Two clients may learn the same superclass, never from the same image.
+    """A task has five classes. The images of a superclass are divided into equal, disjoint shares, one per client: with
+    5 clients 420 train, 120 test and 60 valid images each; with 20 clients 105, 30 and 15; with 100 clients 21, 6 and
+    3. Two clients may learn the same classes, never from the same image.
     """
 
     class Options(ScenarioOptions):
         """CIFAR-100's 20 superclasses, shared by all clients: up to 100 clients, up to 20 tasks."""
 
+        # superclasses: a task is a superclass, which other clients learn too, as in the paper; disjoint: one that no
+        # other client learns; mixed: five classes of five superclasses, so that two tasks share one or none
+        deal: Literal["superclasses", "disjoint", "mixed"] = "superclasses"
+
     @staticmethod
     def build(options: BaseModel, clients: int, tasks: int, seed: int) -> Scenario:
+        assert isinstance(options, OverlappedCIFAR100.Options)
         dataset = cache.load("cifar100")
-        superclasses = int(dataset.extra["coarse_of_fine"].max()) + 1
-        _check_size("overlapped-cifar100", clients, tasks, MAX_CLIENTS, superclasses)
-        shares = [_shares(dataset, superclass, clients) for superclass in range(superclasses)]
+        kinds = int(dataset.extra["coarse_of_fine"].max()) + 1
+        disjoint = options.deal == "disjoint"
+        _check_size("overlapped-cifar100", clients, tasks, MAX_CLIENTS, kinds // clients if disjoint else kinds)
+        shares = [_shares(dataset, kind, clients) for kind in range(kinds)]
         rng = generator(seed, "deal")
-        dealt = [rng.permutation(superclasses)[:tasks] for _ in range(clients)]
-        sequences = tuple(tuple(shares[kind][client] for kind in dealt[client]) for client in range(clients))
+        if options.deal == "mixed":  # one class of each position within its superclass, so that all tasks are as large
+            drawn = [[rng.permutation(kinds)[:tasks] for _ in range(CLASSES_PER_TASK)] for _ in range(clients)]
+            sequences = tuple(
+                tuple(_mixed(dataset, shares, client, task, drawn[client]) for task in range(tasks))
+                for client in range(clients)
+            )
+            return Scenario("overlapped-cifar100", sequences, datasets=(dataset.name,))
+        if disjoint:
+            dealt = list(rng.permutation(kinds)[: clients * tasks].reshape(clients, tasks))
+        else:
+            dealt = [rng.permutation(kinds)[:tasks] for _ in range(clients)]
+        named = [[task_of(dataset, *each) for each in kind] for kind in shares]
+        sequences = tuple(tuple(named[kind][client] for kind in dealt[client]) for client in range(clients))
         return Scenario("overlapped-cifar100", sequences, datasets=(dataset.name,))
 
 
-def _shares(dataset: Dataset, superclass: int, clients: int) -> list[Task]:
+Share: TypeAlias = "tuple[str, tuple[int, ...], dict[SplitName, list[Indices]]]"  # name, classes, indices by class
+
+
+def _mixed(dataset: Dataset, shares: list[list[Share]], client: int, task: int, drawn: list[Indices]) -> Task:
+    """A task of one class of each of several superclasses, with the client's share of their images."""
+    chosen = [(shares[int(kinds[task])][client], position) for position, kinds in enumerate(drawn)]
+    classes = tuple(share[1][position] for share, position in chosen)
+    indices = {split: [share[2][split][position] for share, position in chosen] for split in SPLITS}
+    return task_of(dataset, f"mixed-{client}-{task}", classes, indices)
+
+
+def _shares(dataset: Dataset, superclass: int, clients: int) -> list[Share]:
     """One superclass for every client: equal and disjoint shares with classes as balanced as possible."""
     coarse = dataset.extra["coarse_of_fine"][: dataset.classes]
     classes = tuple(map(int, np.flatnonzero(coarse == superclass)))
@@ -66,7 +94,7 @@ def _shares(dataset: Dataset, superclass: int, clients: int) -> list[Task]:
     if any(len(mine) == 0 for split in ("train", "test") for share in indices[split] for mine in share):
         raise WeftError(f"{name} has too few images for {clients} clients; choose fewer clients")
     shares = [{split: indices[split][client] for split in SPLITS} for client in range(clients)]
-    return [task_of(dataset, name, classes, share) for share in shares]
+    return [(name, classes, share) for share in shares]
 
 
 def _divide(by_class: list[Indices], clients: int) -> list[list[Indices]]:

@@ -156,6 +156,7 @@ def task_of(dataset: Dataset, name: str, classes: tuple[int, ...], indices: dict
     return Task(
         name=name,
         group=dataset.name,
+        vocabulary=dataset.name,
         classes=tuple(dataset.class_name(label) for label in classes),
         sizes={split: sum(map(len, indices[split])) for split in SPLITS},
         mean=mean,

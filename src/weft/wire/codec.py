@@ -7,7 +7,7 @@
     sparse-mask   one bit per position, values
                   (the shorter of the two; gaps if they tie)
 
-Values have 32, 16 or about 8 bits each:
+Values have 32, 16, about 8 or about 4 bits each:
 
     float32   IEEE single precision, lossless
     half      IEEE half precision
@@ -15,6 +15,8 @@ Values have 32, 16 or about 8 bits each:
               value = byte * 2^exponent. The largest byte of a block is between 64 and 127, so a block has one encoding;
               the exponent of a block with values below 64 * 2^-120 only is -120. (Like MXINT8 of the Open Compute
               Project's microscaling formats.)
+    int4      the same with four bits per value, two values in a byte, the first in its low half: the largest of a block
+              is between 4 and 7
 
 Little-endian. Decoded values are float32; encoding them again gives the same bytes.
 """
@@ -31,15 +33,17 @@ from weft.lazy import np, torch
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-Precision = Literal["float32", "half", "int8"]
+Precision = Literal["float32", "half", "int8", "int4"]
 Chunk: TypeAlias = "npt.NDArray[Any]"
 Take: TypeAlias = "Callable[[int], npt.NDArray[np.uint8]]"  # the next bytes of a payload
 
 BLOCK = 32
 PORTION = 2**18  # values that are processed at once: they stay in a core's cache, and calls cost little
-BIT_6, BIT_7 = 0x4040404040404040, -0x7F7F7F7F7F7F7F80  # in each of eight bytes
+BITS = {"int8": 8, "int4": 4}  # of a quantized value
+# in each of eight bytes: the bit that the largest value of a block has, and the next one, which only -128 or -8 has
+LARGE_BIT = {8: 0x4040404040404040, 4: 0x0404040404040404}
+UNUSED_BIT = {8: -0x7F7F7F7F7F7F7F80, 4: 0x0808080808080808}
 LOWEST, HIGHEST = -120, 120  # exponents: 127 * 2^120 is still a float32, and so is 2^-120
-BELOW_ROUNDING_UP = 127.5 / 128
 
 ESCAPE = 255
 
@@ -51,7 +55,9 @@ _WIDTH = {"float32": 4, "half": 2}  # bytes per value
 
 def length(count: int, precision: Precision) -> int:
     """Number of bytes of `count` values."""
-    return count + _blocks(count) if precision == "int8" else count * _WIDTH[precision]
+    if precision in BITS:
+        return _packed(count, BITS[precision]) + _blocks(count)
+    return count * _WIDTH[precision]
 
 
 def values_out(name: str, values: torch.Tensor, precision: Precision) -> list[Chunk]:
@@ -59,8 +65,8 @@ def values_out(name: str, values: torch.Tensor, precision: Precision) -> list[Ch
     values = values.detach().cpu().contiguous()
     if not finite(values):
         raise WeftError(f"tensor {name!r} has values that are not finite: training diverged; lower the learning rate")
-    if precision == "int8":
-        return _int8_out(name, values)
+    if precision in BITS:
+        return _quantize(name, values, BITS[precision])
     if precision == "half":
         values = values.to(torch.float16)
         if not finite(values):
@@ -70,8 +76,8 @@ def values_out(name: str, values: torch.Tensor, precision: Precision) -> list[Ch
 
 def values_in(wire: npt.NDArray[np.uint8], count: int, precision: Precision) -> torch.Tensor:
     """Decode exactly the bytes of `count` values; raise a ValueError for bytes that `values_out` does not write."""
-    if precision == "int8":
-        return _int8_in(wire, count)
+    if precision in BITS:
+        return _dequantize(wire, count, BITS[precision])
     values = copied(wire.view(f"<f{_WIDTH[precision]}"), torch.float32 if precision == "float32" else torch.float16)
     if not finite(values):
         raise ValueError("has values that are not finite")
@@ -80,8 +86,11 @@ def values_in(wire: npt.NDArray[np.uint8], count: int, precision: Precision) -> 
 
 def count_nonzeros(wire: npt.NDArray[np.uint8], count: int, precision: Precision) -> int:
     """Count the nonzeros among encoded values."""
-    if precision == "int8":
-        return int(np.count_nonzero(wire[_blocks(count) :]))
+    if precision in BITS:
+        codes = wire[_blocks(count) :]
+        if precision == "int4":
+            codes = np.stack([codes & 0x0F, codes & 0xF0])
+        return int(np.count_nonzero(codes))
     bits = wire.view(f"<u{_WIDTH[precision]}")
     return int(np.count_nonzero(np.left_shift(bits, 1)))  # without the sign bit: -0.0 is a zero
 
@@ -106,36 +115,54 @@ def finite(values: torch.Tensor) -> bool:
     return values.numel() == 0 or all(math.isfinite(extreme) for extreme in torch.aminmax(values))
 
 
-def _int8_out(name: str, values: torch.Tensor) -> list[Chunk]:
+def _quantize(name: str, values: torch.Tensor, bits: int) -> list[Chunk]:
     exponents = torch.empty(_blocks(values.numel()), dtype=torch.int8)
-    encoded = torch.empty(values.numel(), dtype=torch.int8)
-    for portion, powers_out, bytes_out in _portions(values, exponents, encoded):
+    codes = torch.empty(values.numel(), dtype=torch.int8)
+    most = 2 ** (bits - 1)
+    for portion, powers_out, codes_out in _portions(values, exponents, codes):
         blocks = _in_blocks(portion)
         largest = blocks.abs().amax(dim=1)  # (blocks,)
         fraction, power = torch.frexp(largest)  # largest = fraction * 2^power, fraction in [1/2, 1)
-        powers = (power - 7 + (fraction >= BELOW_ROUNDING_UP)).where(largest > 0, LOWEST).clamp_(min=LOWEST)
+        rounds_up = fraction >= (most - 0.5) / most
+        powers = (power - (bits - 1) + rounds_up).where(largest > 0, LOWEST).clamp_(min=LOWEST)
         if int(powers.max()) > HIGHEST:
-            raise WeftError(
-                f"tensor {name!r} has values above 127 * 2^{HIGHEST}, too large for int8; use precision=float32"
-            )
+            limit = f"{most - 1} * 2^{HIGHEST}"
+            raise WeftError(f"tensor {name!r} has values above {limit}, too large for int{bits}; use precision=float32")
         powers_out.copy_(powers)
-        bytes_out.copy_((blocks * _scale(-powers)).round_().view(-1)[: portion.numel()])
-    return [exponents.numpy(), encoded.numpy()]
+        codes_out.copy_((blocks * _scale(-powers)).round_().view(-1)[: portion.numel()])
+    return [exponents.numpy(), (codes if bits == 8 else _pack(codes)).numpy()]
 
 
-def _int8_in(wire: npt.NDArray[np.uint8], count: int) -> torch.Tensor:
+def _dequantize(wire: npt.NDArray[np.uint8], count: int, bits: int) -> torch.Tensor:
     signed = copied(wire.view(np.int8), torch.int8)
+    exponents, codes = signed[: _blocks(count)], signed[_blocks(count) :]
+    if bits == 4:
+        codes = _unpack(codes, count)
     values = torch.empty(BLOCK * _blocks(count))
-    for portion, powers, encoded in _portions(values, signed[: _blocks(count)], signed[_blocks(count) :]):
+    for portion, powers, encoded in _portions(values, exponents, codes):
         blocks = _in_blocks(encoded)
         first, second, third, fourth = blocks.abs().view(torch.int64).unbind(1)  # the absolute of -128 has bit 7
-        bits = first | second | third | fourth  # (blocks,): the bits that occur in any byte of a block
-        if bool((bits & BIT_7).any()) or int(powers.min()) < LOWEST or int(powers.max()) > HIGHEST:
-            raise ValueError("has a byte or an exponent that int8 does not use")
-        if bool((((bits & BIT_6) == 0) & (powers > LOWEST)).any()):  # no byte of 64 or more
+        occurring = first | second | third | fourth  # (blocks,): the bits that occur in any byte of a block
+        unused = bool((occurring & UNUSED_BIT[bits]).any())
+        if unused or int(powers.min()) < LOWEST or int(powers.max()) > HIGHEST:
+            raise ValueError(f"has a value or an exponent that int{bits} does not use")
+        if bool((((occurring & LARGE_BIT[bits]) == 0) & (powers > LOWEST)).any()):
             raise ValueError("has a block that needs a smaller exponent")
         torch.mul(blocks, _scale(powers), out=portion.view(-1, BLOCK))
     return values[:count]
+
+
+def _pack(codes: torch.Tensor) -> torch.Tensor:
+    """Two values of four bits in each byte, the first in its low half."""
+    low, high = torch.nn.functional.pad(codes, (0, codes.numel() % 2)).view(-1, 2).unbind(1)
+    return (low & 0x0F) | (high << 4)
+
+
+def _unpack(packed: torch.Tensor, count: int) -> torch.Tensor:
+    codes = torch.stack([(packed << 4) >> 4, packed >> 4], dim=1).view(-1)  # shifts keep the sign
+    if codes[count:].any():
+        raise ValueError("has a value beyond its end")
+    return codes[:count]
 
 
 def _portions(
@@ -149,6 +176,11 @@ def _portions(
 def _scale(exponents: torch.Tensor) -> torch.Tensor:
     """2^exponent, exactly, (blocks, 1)."""
     return torch.ldexp(torch.ones(exponents.numel()), exponents)[:, None]
+
+
+def _packed(count: int, bits: int) -> int:
+    """Bytes of `count` quantized values."""
+    return -(-count * bits // 8)
 
 
 def _blocks(count: int) -> int:
