@@ -181,7 +181,9 @@ class SizeFields(_Fields):
 
 
 class AnnounceFields(_Fields):
-    classes: Annotated[list[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]], Field(min_length=1, max_length=MAX_CLASSES)]
+    classes: Annotated[
+        list[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]], Field(min_length=1, max_length=MAX_CLASSES)
+    ]
 
     @field_validator("classes")
     @classmethod
@@ -212,7 +214,12 @@ class EvaluationFields(_Fields):
     metrics: list[TaskMetrics] = []
 
 
-BY_OP: dict[str, type[_Fields]] = {"announce": AnnounceFields, "train": TrainFields, "end": EndFields, "test": EvaluationFields}
+BY_OP: dict[str, type[_Fields]] = {
+    "announce": AnnounceFields,
+    "train": TrainFields,
+    "end": EndFields,
+    "test": EvaluationFields,
+}
 KNOWN = {name for model in BY_OP.values() for name in model.model_fields}
 
 

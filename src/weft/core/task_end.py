@@ -45,7 +45,9 @@ class TaskEnd:
         """Request the classes of tasks that are not known yet, for methods that share by class."""
         if self.schedule.traits.by_class:
             known = self.exchange.progress.clients
-            new = [self.schedule.announcement(*each) for each in positions if str(each[1]) not in known[each[0]].classes]
+            new = [
+                self.schedule.announcement(*each) for each in positions if str(each[1]) not in known[each[0]].classes
+            ]
             if requested := self._not_silent(self.exchange.expected(new)):
                 self._collect(requested, only=True)
 

@@ -66,7 +66,8 @@ class ClassHeads(Method):
         self.method.prepare(training, client, ctx)
 
     def upload(self, client: Any, ctx: TaskContext) -> Tensors:
-        return self.method.upload(client, ctx) | rows_of(client.private, ctx.classes, ctx.layout)
+        rows = rows_of(client.private, ctx.classes, ctx.layout)
+        return self.method.upload(client, ctx) | {f"{PREFIX}{each}": row for each, row in rows.items()}
 
     def end_task(self, client: Any, ctx: TaskContext) -> None:
         self.method.end_task(client, ctx)
@@ -89,11 +90,11 @@ def received_rows(download: Download) -> dict[str, torch.Tensor]:
     return {key: tensors.dense(row) for key, row in found}
 
 
-def rows_of(private: torch.Tensor, classes: Sequence[str], layout: Layout) -> Tensors:
-    """The rows of the head of a task with these classes."""
+def rows_of(private: torch.Tensor, classes: Sequence[str], layout: Layout) -> dict[str, torch.Tensor]:
+    """The rows of the head of a task, by class."""
     weights, biases = _head(private, len(classes), layout)
     rows = torch.cat([weights, biases[:, None]], dim=1)  # (classes, features + 1)
-    return {f"{PREFIX}{each}": row.clone() for each, row in zip(classes, rows, strict=True)}
+    return {each: row.clone() for each, row in zip(classes, rows, strict=True)}
 
 
 def with_rows(

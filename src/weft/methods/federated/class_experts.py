@@ -17,14 +17,18 @@ share single classes, nearly all that is known of a class comes from other sets,
 FedWeIT's Eq. 1 with B = theta_0, m = 1 and an attention that is given by the classes in common, with the heads that
 belong to the A's; docs/experiments.md has why A's without heads transfer nothing.
 
+Each mean is kept at two speeds. A new learner starts from the mean of the last few uploads, which is farthest along;
+tasks are answered with the mean of many, which is better but would slow down the next learner.
+
 What others learn later improves finished tasks without any image. A client checks twice that sharing pays, on its own
 images: a start that is not better than chance is not used, and a task's own result is kept if it beats the mean.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,51 +43,55 @@ from weft.methods.state import ClientState, ServerState, Size, Table, TaskState,
 from weft.wire import codec, tensors
 
 if TYPE_CHECKING:
-    from weft.networks.batches import Batches
     from weft.networks.flat import Layout
-    from weft.wire.codec import Precision
 
 
 class ClassExpertsOptions(MethodOptions):
-    biases: Literal["private"] = "private"  # part of what is uploaded once per task
-    heads: Literal["private"] = "private"  # the same
-    window: int = Field(10, ge=1)  # uploads in the mean of a class set, roughly
-    common_window: int = Field(10, ge=1)  # and in the mean of all
-    head_window: int = Field(2, ge=1)  # and in the mean of a class's row that goes with it
+    biases: Literal["private"] = "private"  # they are part of D
+    heads: Literal["private"] = "private"  # rows are sent with D, and not each round
+    # uploads in a mean, roughly: of a class set and of all tasks, for a new learner's start and for answers;
+    # docs/experiments.md has how they were chosen
+    start_window: int = Field(3, ge=1)
+    window: int = Field(10, ge=1)
+    common_start_window: int = Field(5, ge=1)
+    common_window: int = Field(40, ge=1)
     unseen: Literal["initial", "common"] = "initial"  # where a task starts whose classes nobody has learned
     dropout: float = Field(0.0, ge=0, lt=1)  # at the input of linear layers and heads
 
 
 @dataclass
 class Expert:
-    """A moving mean of uploads."""
+    """Moving means of uploads, at two speeds: `start` for new learners, `answer` for finished tasks."""
 
-    body: torch.Tensor = field(default_factory=empty)  # (layout.head,), the change against theta_0
-    head: torch.Tensor = field(default_factory=empty)  # rows of its classes one after another; empty for G
+    start: torch.Tensor = field(default_factory=empty)
+    answer: torch.Tensor = field(default_factory=empty)
     count: int = 0
 
-    def add(self, body: torch.Tensor, head: torch.Tensor, window: int) -> Expert:
-        if not self.count:
-            return Expert(body, head, 1)
-        weight = 1 / min(self.count + 1, window)
-        return Expert(self.body.lerp(body, weight), self.head.lerp(head, weight), self.count + 1)
+    def add(self, upload: torch.Tensor, start_window: int, window: int) -> Expert:
+        """The means with one more upload; each counts the last ones only, and the newest as much as any other."""
+        count = self.count + 1
+        if count == 1:
+            return Expert(upload, upload, count)
+        start = self.start.lerp(upload, 1 / min(count, start_window))
+        answer = self.answer.lerp(upload, 1 / min(count, window))
+        return Expert(start, answer, count)
 
 
 @dataclass
 class ClassExpertsServer(ServerState):
-    sets: Table[str, Expert] = field(default_factory=Table)  # by the identifiers of a class set
-    common: Expert = field(default_factory=Expert)  # of all tasks
-    counts: dict[str, int] = field(default_factory=dict)  # uploads by class; `heads` has the rows
+    sets: Table[str, Expert] = field(default_factory=Table)  # E_S and h_S by class set: the body, then rows
+    common: Expert = field(default_factory=Expert)  # G
+    rows: Table[str, Expert] = field(default_factory=Table)  # h_k by class; the count is n_k
 
     def start(self, ctx: ServerContext, options: MethodOptions) -> None:
-        self.sets.entry = Expert
+        self.sets.entry = self.rows.entry = Expert
 
 
 @dataclass
 class ClassExpertsTask(TaskState):
-    body: bytes = b""  # the change against theta_0, quantized; `private` ends with the head
-    nonzeros: int = 0
-    kept: str = ""  # "own" or "shared", whichever was better on the task's validation images; empty: not known yet
+    change: bytes = b""  # D, quantized; `private` ends with the head
+    nonzeros: int = 0  # of D
+    kept: str = ""  # "own" or "shared", whichever was better on the task's validation images; empty: not compared yet
 
 
 @dataclass
@@ -92,7 +100,8 @@ class ClassExpertsClient(ClientState):
 
     def size(self) -> Size:
         tasks = list(self.tasks.values())
-        return Size(sum(len(task.body) + task.private.nbytes for task in tasks), sum(4 * task.nonzeros for task in tasks))
+        kept = sum(len(task.change) + task.private.nbytes for task in tasks)
+        return Size(kept, sum(4 * task.nonzeros for task in tasks))
 
 
 class ClassExperts(Method):
@@ -101,11 +110,11 @@ class ClassExperts(Method):
     Client = ClassExpertsClient
     Task = ClassExpertsTask
     info = MethodInfo(
-        citation="weft; docs/experiments.md",
+        citation="weft, docs/experiments.md",
         kind="federated",
         uploads="the change of the body and the head, once a task",
         downloads="means of these for the client's classes, at the start of a task and before tests",
-        verified="tests/test_class_experts.py: test_the_second_learner_of_a_class_set_starts_from_the_first",
+        verified="tests/test_class_experts.py: test_a_second_learner_starts_from_the_first",
     )
     traits = Traits(
         federated=True,
@@ -114,41 +123,41 @@ class ClassExperts(Method):
         by_class=True,
         improves_tasks=True,
         asynchronous=True,
-        not_combinable="it shares whole results of tasks; there is no round-by-round part to combine",
+        not_combinable="it shares whole results of tasks and nothing each round",
     )
     options: ClassExpertsOptions
 
     # ---- server half -------------------------------------------------------------------------------------------------
 
     def configure(self, server: ClassExpertsServer, client: int, ctx: RoundContext) -> Download:
-        """The start of a task with its first download; all tasks so far before a test; else nothing."""
-        download, wanted = Download(), ctx.classes if ctx.testing else {}
+        """The start of a task with its first download, all tasks so far before a test, else nothing."""
+        wanted = ctx.classes if ctx.testing else {}
         if ctx.first and ctx.task in ctx.classes:
             wanted = {ctx.task: ctx.classes[ctx.task]}
+        download = Download()
         for task, classes in wanted.items():
-            download.tensors |= self.known(server, task, classes, starting=ctx.first)
+            download.tensors |= self.mean_for(server, task, classes, "answer" if ctx.testing else "start")
         return download
 
-    def known(self, server: ClassExpertsServer, task: int, classes: list[str], starting: bool) -> Tensors:
-        """The mean for a class set, as far as its classes are known."""
-        key, order = set_key(classes)
-        counts = [server.counts.get(each, 0) for each in classes]
-        if not any(counts):
-            unseen = starting and self.options.unseen == "common" and server.common.count
-            return {f"body.{task}": server.common.body} if unseen else {}
-        expert = server.sets[key] if key in server.sets else Expert()
-        share = expert.count * len(classes) / sum(counts)  # lambda
-        rows = {each: server.heads[each] for each in classes if each in server.heads}
-        if share == 0:
-            body = server.common.body
-        elif share == 1:
-            body = expert.body  # the very object, so that it is encoded once for all clients
-        else:
-            body = server.common.body.lerp(expert.body, share)
-        if expert.count:
-            of_set = dict(zip(order, expert.head.view(len(order), -1), strict=True))
-            rows = {each: rows[each].lerp(of_set[each], share) for each in classes}
-        return {f"body.{task}": body, **{f"head.{task}.{each}": row for each, row in rows.items()}}
+    def mean_for(
+        self, server: ClassExpertsServer, task: int, classes: list[str], speed: Literal["start", "answer"]
+    ) -> Tensors:
+        """What is known of a task's classes: a body, and rows of the head; nothing if it is nothing."""
+        known = {each: server.rows[each] for each in sorted(classes) if each in server.rows}
+        common: torch.Tensor = getattr(server.common, speed)
+        if not known:
+            start_anyway = speed == "start" and self.options.unseen == "common" and server.common.count
+            return {f"body.{task}": common} if start_anyway else {}
+        rows: dict[str, torch.Tensor] = {each: getattr(expert, speed) for each, expert in known.items()}
+        if (key := set_key(classes)) not in server.sets:
+            return _named(task, common, rows)
+        expert = server.sets[key]
+        share = expert.count * len(classes) / sum(each.count for each in known.values())  # lambda
+        body, *of_set = getattr(expert, speed).split([len(common), *([len(rows[each]) for each in rows])])
+        if share < 1:
+            body = common.lerp(body, share)
+        rows = {each: rows[each].lerp(row, share) for each, row in zip(rows, of_set, strict=True)}
+        return _named(task, body, rows)
 
     def upload_spec(self, layout: Layout, sent: Mapping[str, Any]) -> dict[str, TensorSpec]:
         task, classes = len(sent["classes"]) - 1, sent["classes"][-1]
@@ -157,111 +166,87 @@ class ClassExperts(Method):
 
     def aggregate(self, server: ClassExpertsServer, updates: Updates, ctx: ServerContext) -> None:
         options = self.options
-        for update in updates:
-            body = update.task_tensors.get(f"body.{update.task}")
-            if body is None:
-                continue
-            body, (key, order) = tensors.dense(body), set_key(update.classes)
-            rows = {each: tensors.dense(update.task_tensors[f"head.{update.task}.{each}"]) for each in order}
+        for update in (update for update in updates if update.task_tensors):
+            uploaded = {name: tensors.dense(tensor) for name, tensor in update.task_tensors.items()}
+            body, key = uploaded[f"body.{update.task}"], set_key(update.classes)
+            rows = {each: uploaded[f"head.{update.task}.{each}"] for each in sorted(update.classes)}
+            server.common = server.common.add(body, options.common_start_window, options.common_window)
             expert = server.sets[key] if key in server.sets else Expert()
-            server.sets[key] = expert.add(body, torch.cat([rows[each] for each in order]), options.window)
-            server.common = server.common.add(body, empty(), options.common_window)
+            server.sets[key] = expert.add(torch.cat([body, *rows.values()]), options.start_window, options.window)
             for each, row in rows.items():
-                server.counts[each] = count = server.counts.get(each, 0) + 1
-                weight = 1 / min(count, options.head_window)
-                server.heads[each] = server.heads[each].lerp(row, weight) if count > 1 else row
+                of_class = server.rows[each] if each in server.rows else Expert()
+                # a row has to fit the common body, which moves with every upload: its newest upload counts most
+                server.rows[each] = of_class.add(row, 1, 3)
 
     # ---- client half -------------------------------------------------------------------------------------------------
 
     def begin_task(self, client: ClassExpertsClient, ctx: TaskContext) -> None:
-        client.start(ctx, self.options)  # theta_0, until a better start is received
+        client.start(ctx, self.options)  # theta_0, unless a better start is received
 
     def receive(self, client: ClassExpertsClient, download: Download, ctx: TaskContext) -> None:
-        if ctx.task not in client.tasks:
-            self._start_from(client, download, ctx)
-            return
-        for task in client.tasks:
+        for task in client.tasks if ctx.task in client.tasks else ():
             if f"body.{task}" in download.tensors and client.tasks[task].kept != "own":
                 self._improve(client, task, download, ctx)
+        if ctx.task not in client.tasks and f"body.{ctx.task}" in download.tensors:
+            self._start_from(client, download, ctx)
 
     def _start_from(self, client: ClassExpertsClient, download: Download, ctx: TaskContext) -> None:
-        """Take what others know of the task's classes as a start, unless it is of no use on this client's images."""
-        if (body := download.tensors.get(f"body.{ctx.task}")) is None:
-            return
-        vector, rows = origin(ctx) + tensors.dense(body), rows_for(ctx.task, download)
-        private = torch.cat([vector[ctx.layout.weights :], client.private[ctx.layout.head - ctx.layout.weights :]])
-        private = with_rows(private, rows, ctx.classes, ctx.layout)
+        """Start from what others know of the task's classes, unless it is of no use on this client's images."""
+        layout, rows = ctx.layout, _rows(ctx.task, download)
+        vector = origin(ctx) + tensors.dense(download.tensors[f"body.{ctx.task}"])  # (layout.head,)
+        head = client.private[layout.head - layout.weights :]
+        private = with_rows(torch.cat([vector[layout.weights :], head]), rows, ctx.classes, layout)
         if len(rows) == len(ctx.classes):
-            ctx.network.vector[:] = torch.cat([vector[: ctx.layout.weights], private])
-            train = ctx.load("train")
-            accuracy, chance = ctx.network.measure(train)[0], 1 / len(ctx.classes)
+            ctx.network.vector[: layout.weights], ctx.network.vector[layout.weights :] = (
+                vector[: layout.weights],
+                private,
+            )
+            train, chance = ctx.load("train"), 1 / len(ctx.classes)
+            accuracy = ctx.network.measure(train)[0]  # its images are new to this model
             if accuracy <= chance + math.sqrt(chance * (1 - chance) / len(train)):
                 return
-        client.weights, client.private = vector[: ctx.layout.weights].clone(), private
+        client.weights, client.private = vector[: layout.weights].clone(), private
 
     def _improve(self, client: ClassExpertsClient, task: int, download: Download, ctx: TaskContext) -> None:
-        """Replace a finished task's result by the mean; the first time only if that is not worse."""
-        own = client.tasks[task]
-        statistics = ctx.layout.head - ctx.layout.body  # body's own share of `private`
-        body = tensors.dense(download.tensors[f"body.{task}"])
-        private = with_rows(own.private, rows_for(task, download), ctx.classes_of(task), ctx.layout)
-        shared = replace(own, **quantized(body, ctx.plan.wire), private=private, kept="shared")
-        if not own.kept and task == ctx.task:
-            valid = ctx.load("valid")
-            right = [self._right(client, task, each, valid, ctx) for each in (own, shared)]
-            better, worse = int((right[0] & ~right[1]).sum()), int((right[1] & ~right[0]).sum())
-            if better - worse > math.sqrt(better + worse):
+        """Replace a finished task's result by the mean; the first time, if its own result is not better."""
+        own, body = client.tasks[task], tensors.dense(download.tensors[f"body.{task}"])
+        private = with_rows(own.private, _rows(task, download), ctx.classes_of(task), ctx.layout)
+        shared = replace(own, **_quantized(body, ctx), private=private, kept="shared")
+        if task == ctx.task and not own.kept:
+            mine, theirs = (self._correct(each, ctx) for each in (own, shared))  # bool (images,)
+            wins, losses = int((mine & ~theirs).sum()), int((theirs & ~mine).sum())
+            if wins - losses > math.sqrt(wins + losses):  # by more than one standard deviation of a coin's tosses
                 shared = replace(own, kept="own")
-        del statistics
         client.tasks[task] = shared
 
-    def _right(
-        self, client: ClassExpertsClient, task: int, state: ClassExpertsTask, valid: Batches, ctx: TaskContext
-    ) -> torch.Tensor:
-        """Which validation images a result answers correctly, bool (images,)."""
-        write(state, ctx)
+    def _correct(self, task: ClassExpertsTask, ctx: TaskContext) -> torch.Tensor:
+        _write(task, ctx)
+        valid = ctx.load("valid")
         return ctx.network.predictions(valid).argmax(dim=1) == valid.labels
 
     def prepare(self, training: LocalTraining, client: ClassExpertsClient, ctx: TaskContext) -> None:
         training.dropout = self.options.dropout
 
     def end_task(self, client: ClassExpertsClient, ctx: TaskContext) -> None:
-        layout = ctx.layout
-        vector = torch.cat([client.weights, client.private[: layout.head - layout.weights]])
-        stored = quantized(vector - origin(ctx), ctx.plan.wire)
-        client.tasks[ctx.task] = replace(client.tasks[ctx.task], **stored)
+        vector = torch.cat([client.weights, client.private[: ctx.layout.head - ctx.layout.weights]])
+        client.tasks[ctx.task] = replace(client.tasks[ctx.task], **_quantized(vector - origin(ctx), ctx))
 
     def share_task(self, client: ClassExpertsClient, ctx: TaskContext) -> Tensors:
-        if not client.rate.epochs:  # never trained: nothing to share
+        if not client.rate.epochs:  # never trained: there is nothing to share
             return {}
-        found, task = client.tasks[ctx.task], ctx.task
-        rows = rows_of(found.private, ctx.classes, ctx.layout)
-        named = {f"head.{task}.{name.partition('.')[2]}": row for name, row in rows.items()}
-        return {f"body.{task}": change(found, ctx), **named}
+        task = client.tasks[ctx.task]
+        return _named(ctx.task, _change(task, ctx), rows_of(task.private, ctx.classes, ctx.layout))
 
     def load_task(self, client: ClassExpertsClient, task: int, ctx: TaskContext) -> None:
         if task in client.tasks:
-            write(client.tasks[task], ctx)
+            _write(client.tasks[task], ctx)
         else:
             super().load_task(client, task, ctx)
 
 
-def set_key(classes: Any) -> tuple[str, list[str]]:
-    """A name for a set of classes, and its classes in a fixed order."""
-    order = sorted(classes)
-    return codec_key(order), order
-
-
-def codec_key(order: list[str]) -> str:
-    import hashlib
-
-    return hashlib.sha256(",".join(order).encode()).hexdigest()[:16]
-
-
-def rows_for(task: int, download: Download) -> dict[str, torch.Tensor]:
-    prefix = f"head.{task}."
-    found = ((name.removeprefix(prefix), row) for name, row in download.tensors.items() if name.startswith(prefix))
-    return {key: tensors.dense(row) for key, row in found}
+def set_key(classes: Collection[str]) -> str:
+    """A name for a set of classes, in any order."""
+    return hashlib.sha256(" ".join(sorted(classes)).encode()).hexdigest()[:16]
 
 
 def origin(ctx: TaskContext) -> torch.Tensor:
@@ -269,18 +254,27 @@ def origin(ctx: TaskContext) -> torch.Tensor:
     return torch.cat([ctx.initial(), ctx.network.initial_statistics])
 
 
-def quantized(body: torch.Tensor, precision: Precision) -> dict[str, Any]:
-    wire = np.concatenate([chunk.view(np.uint8) for chunk in codec.values_out("body", body, precision)])
-    return {"body": wire.tobytes(), "nonzeros": codec.count_nonzeros(wire, body.numel(), precision)}
+def _named(task: int, body: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> Tensors:
+    return {f"body.{task}": body, **{f"head.{task}.{each}": row for each, row in rows.items()}}
 
 
-def change(task: ClassExpertsTask, ctx: TaskContext) -> torch.Tensor:
-    wire = np.frombuffer(task.body, dtype=np.uint8)
-    return codec.values_in(wire, ctx.layout.head, ctx.plan.wire)
+def _rows(task: int, download: Download) -> dict[str, torch.Tensor]:
+    prefix = f"head.{task}."
+    found = ((name.removeprefix(prefix), row) for name, row in download.tensors.items() if name.startswith(prefix))
+    return {key: tensors.dense(row) for key, row in found}
 
 
-def write(task: ClassExpertsTask, ctx: TaskContext) -> None:
+def _quantized(change: torch.Tensor, ctx: TaskContext) -> dict[str, Any]:
+    wire = np.concatenate([chunk.view(np.uint8) for chunk in codec.values_out("body", change, ctx.plan.wire)])
+    return {"change": wire.tobytes(), "nonzeros": codec.count_nonzeros(wire, change.numel(), ctx.plan.wire)}
+
+
+def _change(task: ClassExpertsTask, ctx: TaskContext) -> torch.Tensor:
+    return codec.values_in(np.frombuffer(task.change, dtype=np.uint8), ctx.layout.head, ctx.plan.wire)
+
+
+def _write(task: ClassExpertsTask, ctx: TaskContext) -> None:
+    """Put a finished task's weights into the network."""
     layout = ctx.layout
-    vector, network = origin(ctx) + change(task, ctx), ctx.network
-    network.vector[: layout.head] = vector
-    network.vector[layout.head :] = task.private[len(task.private) - (layout.size - layout.head) :]
+    ctx.network.vector[: layout.head] = origin(ctx) + _change(task, ctx)
+    ctx.network.vector[layout.head :] = task.private[len(task.private) - (layout.size - layout.head) :]
