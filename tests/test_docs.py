@@ -7,6 +7,7 @@ to measure as little as possible.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -123,6 +124,20 @@ def test_every_program_of_a_page_works(page: Path, tmp_path: Path, monkeypatch: 
         argv = [sys.executable, f"program{place}.py"]
         done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_every_notebook_runs_and_is_stored_without_output(tmp_path: Path) -> None:
+    notebooks = sorted((ROOT / "examples").glob("*.ipynb"))
+    assert notebooks
+    for notebook in notebooks:
+        cells = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert not any(cell["outputs"] for cell in cells)
+        program = tmp_path / f"{notebook.stem}.py"
+        program.write_text("\n\n".join("".join(cell["source"]) for cell in cells))
+        done = subprocess.run([sys.executable, program], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout
 
 
 def test_every_plan_of_a_page_is_valid() -> None:

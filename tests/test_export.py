@@ -18,9 +18,9 @@ from weft import networks
 from weft.core import storage
 from weft.core.client import Runtime
 from weft.export.files import FORMATS, open_model, write
-from weft.export.model import TaskModel, task_from_run
 from weft.networks.lenet import LeNet
 from weft.runs.folder import read_manifest
+from weft.runs.model import TaskModel, task_from_run
 
 pytest_plugins = ["cli_helpers"]
 

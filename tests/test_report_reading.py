@@ -12,8 +12,9 @@ from cli_helpers import TINY, assert_one_line, copy, tiny
 from report_helpers import data_of, figure, page_of, traces
 
 import weft
-from weft.report.reading import Journal, read_journal, read_rounds, read_run
+from weft.report.reading import read_run
 from weft.report.terminal import details
+from weft.runs.journal import Journal, read_journal, read_rounds
 
 pytest_plugins = ["cli_helpers"]
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from cli_helpers import (
     ANSWERS,
     TINY,
@@ -18,7 +19,7 @@ from cli_helpers import (
 )
 
 import weft
-from weft import Result, WeftError, metrics
+from weft import Result, WeftError, metrics, scenarios
 from weft.runs.folder import accuracy_matrices, read_rows
 from weft.wire.ledger import Entry
 
@@ -167,6 +168,61 @@ def test_a_frame_without_pandas_names_the_remedy(finished, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(WeftError, match="pip install pandas"):
         Result(finished).frame()
+
+
+def test_fields_are_visible_and_documented(finished):
+    result, page = weft.load(finished), (Path(__file__).parent.parent / "docs" / "api.md").read_text()
+    assert {*result.summary, "accuracy_matrix", "curves", "frame", "model", "plan", "state"} <= {*dir(result)}
+    settings = {"plan", "method", "scenario", "network", "seed", "clients", "tasks", "rounds_per_task"}
+    for name in {*result.summary} - settings - {"measured_model"}:
+        assert f"`{name}`" in page, name
+        assert name in Result.__annotations__, name
+
+
+def test_curves_have_every_round(finished):
+    pytest.importorskip("pandas")
+    curves = Result(finished).curves()
+    assert list(curves.columns) == ["client", "task", "round", "valid_accuracy", "valid_loss", "train_loss"]
+    assert len(curves) == ANSWERS
+    assert len(curves.groupby(["client", "task", "round"])) == ANSWERS
+    assert curves.valid_accuracy.between(0, 1).all()
+    ends = curves[curves["round"] == 1].groupby("client").valid_accuracy.mean()
+    assert ends.mean() == pytest.approx(Result(finished).validation_accuracy)
+
+
+def test_the_model_of_a_task_classifies_images_as_the_run_did(any_run):
+    result = weft.load(any_run)
+    scenario = scenarios.of(result.plan)
+    for client, task in ((0, 0), (2, 1)):
+        model, split = result.model(client, task), scenario.sequences[client][task].load("test")
+        images, labels = torch.as_tensor(split.images), torch.as_tensor(split.labels)
+        assert model.classes == tuple(scenario.sequences[client][task].classes)
+        logits = model(images)
+        right = (logits.argmax(1) == labels).float().mean().item()
+        assert right == pytest.approx(result.accuracy_matrix[client, -1, task])
+        floats = images.permute(0, 3, 1, 2) / 255
+        assert torch.allclose(model(floats), logits, atol=1e-4)
+    with pytest.raises(WeftError, match="choose 0 to 1"):
+        result.model(0, 2)
+
+
+def test_the_state_of_a_client(finished):
+    state = weft.load(finished).state(1)
+    assert (state.finished, list(state.tasks)) == (1, [0, 1])
+    assert state.weights.dtype == torch.float32
+    assert state.size().bytes * 3 == pytest.approx(weft.load(finished).model_size_bytes, rel=0.5)
+    with pytest.raises(WeftError, match="choose 0 to 2"):
+        weft.load(finished).state(3)
+
+
+def test_a_plan_is_run_by_its_name_or_file(tmp_path, monkeypatch, plan_file, finished):
+    monkeypatch.chdir(tmp_path)
+    assert_same_result(weft.run(plan_file, "by-file").folder, finished)
+    (tmp_path / "demo").write_bytes(plan_file.read_bytes())  # a file wins over a ready plan's name
+    assert_same_result(weft.run("demo", "by-name").folder, finished)
+    with pytest.raises(WeftError, match="there is no plan dmo"):
+        weft.run("dmo")
+    assert not Path("runs").exists()
 
 
 def test_an_unfinished_run_has_no_result(stopped):

@@ -17,11 +17,11 @@ from site_helpers import FIRST, OF_SITES, OTHER, TINY, answer, make_groups
 from weft import scenarios
 from weft.errors import WeftError
 from weft.export.files import open_model, write
-from weft.export.model import task_from_site
 from weft.flower import site_state
 from weft.flower.hub.site import Site
 from weft.flower.site_state import KEPT_REPLIES, SiteState, TaskNotAvailableError
 from weft.plan import Plan
+from weft.runs.model import task_from_site
 from weft.scenarios import sites
 from weft.wire.message import Message, decode, encode
 from weft.wire.tensors import LARGEST, Sparse

@@ -7,7 +7,7 @@ print(result.accuracy, result.accuracy_matrix)
 
 from weft.errors import WeftError
 from weft.plan import Plan
-from weft.runs.result import Result
+from weft.runs.result import Result, load
 from weft.runs.run import resume, run
 
-__all__ = ["Plan", "Result", "WeftError", "resume", "run"]
+__all__ = ["Plan", "Result", "WeftError", "load", "resume", "run"]

@@ -191,7 +191,7 @@ def export_command(
 ) -> None:
     """Export the model of a task, which only its site has, as one file that runs without weft."""
     site = Site(folder)
-    from weft.export.model import task_from_site  # loads torch
+    from weft.runs.model import task_from_site  # loads torch
 
     found = site_state.find_run(run, site_state.site_runs(site.folder))
     say(f"run {found.as_text()}")

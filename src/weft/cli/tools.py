@@ -24,7 +24,7 @@ from weft.repro.runner import Request, reproduce
 from weft.runs.run import SAVE_EVERY
 
 if TYPE_CHECKING:
-    from weft.export.model import ExportedTask
+    from weft.runs.model import ExportedTask
 
 # ---- weft repro
 
@@ -196,7 +196,7 @@ def export_command(
 
     Input: images as bytes; output: logits and probabilities. The file is checked against the run on test images.
     """
-    from weft.export.model import task_from_run
+    from weft.runs.model import task_from_run
 
     write_model(task_from_run(folder, client, task), file or Path(f"client{client}-task{task}.{kind.value}"), kind)
 

@@ -23,7 +23,7 @@ from weft.lazy import torch
 from weft.registry import error_line
 
 if TYPE_CHECKING:
-    from weft.export.model import ExportedTask, Metadata, TaskModel
+    from weft.runs.model import ExportedTask, Metadata, TaskModel
 
 Format = Literal["safetensors", "onnx"]
 FORMATS: tuple[Format, ...] = ("safetensors", "onnx")
@@ -136,7 +136,7 @@ def open_model(path: Path, kind: str | None = None, trusted: bool = False) -> tu
 def _open_safetensors(path: Path, trusted: bool) -> tuple[Predict, Metadata]:
     import safetensors.torch
 
-    from weft.export.model import rebuild
+    from weft.runs.model import rebuild
 
     try:
         with safetensors.safe_open(path, framework="pt") as file:

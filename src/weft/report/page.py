@@ -20,7 +20,8 @@ import jinja2
 from weft.metrics import Spread
 from weft.report import charts, facts, learning, sharing, text
 from weft.report.facts import Group
-from weft.report.reading import USUAL, Run
+from weft.report.reading import Run
+from weft.runs.journal import USUAL, plain
 
 SYMBOLS = "●■◆▲✚★✖▼⬟⬢"  # as charts.SYMBOLS
 
@@ -89,7 +90,8 @@ def _templates() -> jinja2.Environment:
         loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     found.filters |= {
-        **{name: getattr(text, name) for name in ("size", "duration", "plain", "plural")},
+        "plain": plain,
+        **{name: getattr(text, name) for name in ("size", "duration", "plural")},
         "percent": _percent,
         "spread": lambda value: text.spread_text(value, 3, "±"),
         "sentence": lambda value: value.replace(" %", "\N{NO-BREAK SPACE}%"),  # number and sign on one line

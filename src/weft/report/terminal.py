@@ -15,8 +15,9 @@ from rich.text import Text
 from weft.metrics import Measure, at_the_end, average_accuracy, forgetting, spread
 from weft.registry import short
 from weft.report import facts
-from weft.report.reading import SITE_EVENTS, Run
+from weft.report.reading import Run
 from weft.report.text import decimals, percent, share_of_dense, size
+from weft.runs.journal import SITE_EVENTS
 
 SPLITS = ("train", "test", "valid")
 MAX_COLUMNS = 10  # tasks or clients

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from weft.metrics import Spread
 
@@ -79,11 +77,6 @@ def spread_text(value: Spread | tuple[float, float | None] | None, digits: int, 
 def share_of_dense(traffic: Mapping[str, float]) -> float | None:
     """Nonzero values sent (A included) as a share of the same messages with all weights, dense."""
     return 4 * traffic["nonzeros"] / traffic["dense_bytes"] if traffic["dense_bytes"] else None
-
-
-def plain(value: Any) -> str:
-    """A value of a plan or of an event as text: strings without quotes."""
-    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def markdown_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

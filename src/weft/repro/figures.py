@@ -12,11 +12,12 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from weft.errors import WeftError
-from weft.report.reading import Run, read_journal, read_run
+from weft.report.reading import Run, read_run
 from weft.report.text import markdown_table, share_of_dense
 from weft.repro import Experiment, Row, drawing
 from weft.repro.drawing import Curve, Panels
 from weft.runs.folder import read_plan, read_summary
+from weft.runs.journal import read_journal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Picture

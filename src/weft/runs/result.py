@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,15 +10,33 @@ from weft.errors import WeftError
 from weft.lazy import np
 from weft.plan import Plan
 from weft.runs.folder import accuracy_matrices, read_plan, read_rows, read_summary, resume_command, tables_of
+from weft.runs.journal import Journal, read_rounds
 
 if TYPE_CHECKING:
     import pandas
+
+    from weft.methods.state import ClientState
+    from weft.runs.model import ImageModel
 
 TEXT = ("direction", "tensor", "metric", "class")  # columns that are not numeric
 
 
 class Result:
-    """The result of a run. Every field of summary.json is an attribute: `result.accuracy`, `result.forgetting`."""
+    """The result of a finished run, read from its folder. Every field of summary.json is an attribute."""
+
+    accuracy: float
+    accuracy_by_client: list[float]
+    validation_accuracy: float | None
+    forgetting: float | None
+    backward_transfer: float | None
+    metrics: dict[str, float | None]  # of a plan with `metrics`
+    traffic: dict[str, dict[str, int]]
+    model_size_bytes: int
+    model_size_paper_bytes: int
+    adaptive_density: float | None
+    incidents: int
+    seconds: float
+    images_per_second: float | None
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder)
@@ -30,6 +49,9 @@ class Result:
         if name != "summary" and name in self.summary:
             return self.summary[name]
         raise AttributeError(f"a result has no {name!r}; its fields are {', '.join(self.summary)}")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self.summary})
 
     def __repr__(self) -> str:
         return f"Result({self.summary['method']}, accuracy={self.summary['accuracy']:.3f}, {str(self.folder)!r})"
@@ -51,12 +73,45 @@ class Result:
 
     def frame(self, table: str = "accuracy") -> pandas.DataFrame:
         """A table of the run folder as a pandas DataFrame: `accuracy`, `ledger`, or `metrics` if the plan has them."""
-        try:
-            import pandas
-        except ImportError:
-            raise WeftError("result.frame() needs pandas: pip install pandas") from None
         name, tables = f"{table}.csv", tables_of(self.plan)
         if name not in tables:
             raise WeftError(f"there is no table {table!r}; choose one of: {', '.join(key[:-4] for key in tables)}")
-        frame = pandas.DataFrame(read_rows(self.folder, name), columns=list(tables[name]))
-        return frame.apply(lambda column: column if column.name in TEXT else pandas.to_numeric(column))
+        frame = _frame(read_rows(self.folder, name), tables[name])
+        return frame.apply(lambda column: column if column.name in TEXT else _pandas().to_numeric(column))
+
+    def curves(self) -> pandas.DataFrame:
+        """Each local training as a row of a pandas DataFrame: client, task, round, and what was measured after it:
+        `valid_accuracy` and `valid_loss` on the validation images of the task, `train_loss`."""
+        journal = Journal(self.folder)
+        rounds = [one._asdict() for one in read_rounds(journal.new_events(), journal)]
+        columns = ("client", "task", "round", "valid_accuracy", "valid_loss", "train_loss")
+        return _frame([[one[column] for column in columns] for one in rounds], columns)
+
+    def model(self, client: int, task: int) -> ImageModel:
+        """The model of one task of one client as a torch module that takes images and returns logits."""
+        from weft.runs.model import ImageModel, task_from_run
+
+        return ImageModel(task_from_run(self.folder, client, task))
+
+    def state(self, client: int) -> ClientState:
+        """What a client remembers at the end of the run: its weights, and what its finished tasks have left."""
+        from weft.runs.model import state_from_run
+
+        return state_from_run(self.folder, client)
+
+
+def load(folder: str | Path) -> Result:
+    """Load the result of a finished run from its folder."""
+    return Result(folder)
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise WeftError("a DataFrame needs pandas: pip install pandas") from None
+    return pandas
+
+
+def _frame(rows: Sequence[Sequence[Any]], columns: Sequence[str]) -> pandas.DataFrame:
+    return _pandas().DataFrame(rows, columns=list(columns))

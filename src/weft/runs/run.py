@@ -42,7 +42,7 @@ class Display(Protocol):
 
 
 def run(
-    plan: Plan,
+    plan: Plan | str | Path,
     out: str | Path | None = None,
     *,
     workers: int | WorkerPool = 1,
@@ -52,10 +52,12 @@ def run(
 ) -> Result:
     """Run a plan in a new folder (`out`, or a new one under runs/) and return its result.
 
+    `plan` may also be a plan file or the name of a ready plan: `weft.run("demo")`.
     `workers` processes, or those of a pool, share the clients. `memory` megabytes hold client states; the rest is on
     disk. A kill costs about `save_every` seconds of work. These three do not change a bit of the result.
     """
     check_resources(workers, memory, save_every)
+    plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     scenario = scenarios.of(plan)  # before the folder is created: report a missing dataset ...
     if ":" in plan.network:  # ... or a user-defined network that fails
         networks.build(plan.network, plan.network_options, heads=(2,))

@@ -19,9 +19,9 @@ from typing import Any, Literal
 
 from weft.errors import WeftError
 from weft.files import is_taken
-from weft.report.reading import Event, Journal, read_journal
 from weft.report.text import utc
 from weft.runs.folder import SITES, read_manifest
+from weft.runs.journal import Event, Journal, read_journal
 
 # in a run folder
 ERROR_FILE, SERVER_LOG = "error.txt", "server.log"  # why the run cannot continue; why its server app died

@@ -1,4 +1,4 @@
-"""The weights of one task as a plain nn.Module: normalization, body and head."""
+"""From a checkpoint: what a client remembers, and the weights of one task as a plain nn.Module."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from weft.core import storage
 from weft.core.client import Runtime
 from weft.core.storage import Reference
 from weft.errors import WeftError
+from weft.methods.state import ClientState
 from weft.networks.flat import Dropout, Network
 from weft.plan import Plan
 from weft.runs.folder import has_sites, read_manifest, read_plan, resume_command
@@ -76,8 +77,42 @@ class ExportedTask:
     logits: torch.Tensor
 
 
+class ImageModel(nn.Module):
+    """The model of one task: images in, logits out.
+
+    Images are bytes of shape (batch, height, width, 3), as they are stored, or floats from 0 to 1 of shape
+    (batch, 3, height, width), as torchvision makes them. The model normalizes them itself.
+    """
+
+    def __init__(self, exported: ExportedTask):
+        super().__init__()
+        self.model = exported.model
+        self.task: str = exported.metadata["task"]
+        self.classes: tuple[str, ...] = tuple(exported.metadata["classes"])  # the name of each output
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Compute the logits, (batch, classes)."""
+        if images.is_floating_point():
+            images = 255 * images.permute(0, 2, 3, 1)
+        logits: torch.Tensor = self.model(images)[0]
+        return logits
+
+
 def task_from_run(folder: Path, client: int, task: int) -> ExportedTask:
     """One task of one client, from the last checkpoint of a run."""
+    plan, reference = _saved(folder, client)
+    bits = plan.scenario_options.get("bits", DEFAULT_BITS)
+    return _export(plan, folder / "checkpoints", reference, client, task, bits)
+
+
+def state_from_run(folder: Path, client: int) -> ClientState:
+    """What a client remembers, from the last checkpoint of a run."""
+    plan, reference = _saved(folder, client)
+    return storage.load(Runtime(plan).new_client(), folder / "checkpoints", reference)
+
+
+def _saved(folder: Path, client: int) -> tuple[Plan, Reference]:
+    """The plan of a run, and where the state of a client is."""
     plan = read_plan(folder)
     if has_sites(folder):
         raise WeftError(f"the clients of {folder} are sites, which keep their models: use weft site export at the site")
@@ -89,8 +124,7 @@ def task_from_run(folder: Path, client: int, task: int) -> ExportedTask:
         raise WeftError(f"there is no client {client}; choose 0 to {plan.clients - 1}")
     if str(client) not in manifest["clients"]:
         raise WeftError(f"client {client} has not trained yet; {resume_command(folder)} continues the run")
-    reference, bits = manifest["clients"][str(client)], plan.scenario_options.get("bits", DEFAULT_BITS)
-    return _export(plan, folder / "checkpoints", reference, client, task, bits)
+    return plan, manifest["clients"][str(client)]
 
 
 def task_from_site(site: Path, run: str, task: int) -> ExportedTask:
