@@ -114,6 +114,7 @@ class Run:
     privates: list[torch.Tensor] = dataclasses.field(default_factory=list)  # biases and head, by reply
     reports: list[tuple[int, int, int, dict[str, Any]]] = dataclasses.field(default_factory=list)
     matrices: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)
+    validation: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)  # on validation images
     incidents: list[tuple[int, int, int, str]] = dataclasses.field(default_factory=list)
     marks: int = 0
     kept: EngineState = dataclasses.field(default_factory=EngineState)  # on its way when the last session ended
@@ -220,10 +221,11 @@ class Run:
     def incident(self, client: int, task: int, round_index: int, reason: str) -> None:
         self.incidents.append((client, task, round_index, reason))
 
-    def tested(self, client: int, task: int, accuracies: list[float]) -> None:
-        matrix = self.matrices.setdefault(client, [])
-        assert len(matrix) == task
-        matrix.append(accuracies)
+    def tested(self, client: int, task: int, accuracies: list[float], validation: list[float]) -> None:
+        for matrices, values in ((self.matrices, accuracies), (self.validation, validation)):
+            matrix = matrices.setdefault(client, [])
+            assert len(matrix) == task
+            matrix.append(values)
 
     def round_done(self, progress: Progress) -> None:
         self.marks += 1
@@ -264,7 +266,7 @@ class Run:
     def bits(self) -> dict[str, Any]:
         """All that a run leaves behind, for comparing: server, clients, accuracies, progress and traffic."""
         # as lists and text: the order of the rows is part of what a run leaves behind
-        found: dict[str, Any] = {"accuracy": list(self.matrices.items())}
+        found: dict[str, Any] = {"accuracy": list(self.matrices.items()), "validation": list(self.validation.items())}
         found["progress"] = json.dumps(self.progress.to_json())
         found["traffic"] = sorted(map(str, self.ledger.entries))
         for owner, state in {"server": self.server, **self.clients}.items():

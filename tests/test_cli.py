@@ -134,7 +134,8 @@ def test_show(command, finished):
     assert f"{100 * summary['accuracy']:.1f} %" in outcome.out
     assert "the client's, after its last epoch" in outcome.out  # which model was measured
     for client in range(3):
-        assert re.search(rf"client {client}\b", outcome.out)
+        for images in ("test", "validation"):
+            assert re.search(rf"client {client}: .* on {images} images", outcome.out)
     for word in ("c2s", "s2c", "adaptive", "weights", "header"):
         assert word in outcome.out
     assert any(int(number.replace(",", "")) > 100_000 for number in re.findall(r"\d[\d,]{3,}", outcome.out))
@@ -154,11 +155,14 @@ def test_compare(command, finished, finished_fedavg, finished_stl):
     outcome = command("compare", *runs)
     assert (outcome.code, outcome.err) == (0, "")
     assert_readable(outcome.out)
-    rows = {line.split()[0]: line for line in outcome.out.splitlines() if " % " in line}
-    assert set(rows) == {"fedweit", "fedavg", "stl"}
+    lines = [line for line in outcome.out.splitlines() if " % " in line]
+    rows, chosen = ({line.split()[0]: line for line in part} for part in (lines[:3], lines[3:]))
+    assert set(rows) == set(chosen) == {"fedweit", "fedavg", "stl"}
     for run in runs:
         summary = summary_of(run)
         row = rows[summary["method"]]
+        assert f"{100 * summary['validation']['accuracy']:.1f} %" in chosen[summary["method"]]
+        assert f"{summary['validation']['forgetting']:.3f}" in chosen[summary["method"]]
         assert f"{100 * summary['accuracy']:.1f} %" in row
         assert f"{summary['forgetting']:.3f}" in row
         assert size(summary["model_size_bytes"]) in row

@@ -174,7 +174,13 @@ def test_the_mean_over_seeds_of_weft_run(finished):
         {**one, "seed": 1, "accuracy": 0.7, "forgetting": 0.2, "seconds": 2.0},
     ]
     text = drawn(terminal.comparison(summaries, mean="±"))
-    mean, deviation = (line.split() for line in text.splitlines() if line.split()[:1] in (["mean"], ["±"]))
+    lines = [line.split() for line in text.splitlines() if line.split()[:1] in (["mean"], ["±"])]
+    mean, deviation, validation = lines
+    assert validation == [
+        "mean",
+        *(f"{100 * one['validation']['accuracy']:.1f} %".split()),
+        f"{one['validation']['forgetting']:.3f}",
+    ]
     assert mean[:4] == ["mean", "60.0", "%", "0.150"]
     assert mean[-1] == "1.5"
     assert deviation == ["±", "sd", "14.1", "%", "0.071"]

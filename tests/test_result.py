@@ -100,6 +100,26 @@ def test_accuracy_and_summary_agree(any_run):
     assert metrics.over_clients(metrics.average_accuracy, matrices.values()) == summary["accuracy"]
 
 
+def test_validation_images_are_measured_wherever_test_images_are(any_run):
+    """Also those of earlier tasks: a choice by them sees forgetting."""
+    rows, tested = (read_rows(any_run, name) for name in ("validation.csv", "accuracy.csv"))
+    assert [row[:3] for row in rows] == [row[:3] for row in tested]
+    values = {tuple(map(int, row[:3])): float(row[3]) for row in rows}
+    for value in values.values():
+        assert math.isclose(value * TINY["scenario.valid"], round(value * TINY["scenario.valid"]), abs_tol=1e-6)
+
+    result = Result(any_run)
+    diagonal = [values[client, task, task] for client in range(3) for task in range(2)]
+    assert result.validation_accuracy == pytest.approx(sum(diagonal) / 6)
+    for (client, after, task), value in values.items():
+        assert result.validation_matrix[client, after, task] == value
+    last = [(values[client, 1, 0] + values[client, 1, 1]) / 2 for client in range(3)]
+    forgotten = [values[client, 0, 0] - values[client, 1, 0] for client in range(3)]
+    assert result.validation["accuracy"] == pytest.approx(sum(last) / 3)
+    assert result.validation["forgetting"] == pytest.approx(sum(forgotten) / 3)
+    assert len(result.frame("validation")) == len(values)
+
+
 def test_the_ledger_sums_up_to_the_traffic(any_run):
     summary = summary_of(any_run)
     sums = {direction: dict.fromkeys(("bytes", "nonzeros", "dense_bytes"), 0) for direction in ("c2s", "s2c")}
@@ -160,7 +180,7 @@ def test_a_result_as_a_frame(finished):
     assert list(last) == pytest.approx(result.accuracy_by_client)
     ledger = result.frame("ledger")
     assert ledger[ledger.direction == "c2s"].bytes.sum() == result.traffic["c2s"]["bytes"]
-    with pytest.raises(WeftError, match=r"no table 'ledgr'.*accuracy, ledger"):
+    with pytest.raises(WeftError, match=r"no table 'ledgr'.*accuracy, validation, ledger"):
         result.frame("ledgr")
 
 

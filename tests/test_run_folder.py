@@ -39,7 +39,7 @@ ALL = ("resume", "show", "compare")
 
 def test_files(finished, finished_stl):
     for run in (finished, finished_stl):
-        tables = {"accuracy.csv", "ledger.csv", "journal.jsonl"}
+        tables = {"accuracy.csv", "validation.csv", "ledger.csv", "journal.jsonl"}
         facts = {"plan.toml", "environment.json", "run.json", "contents.json", "summary.json"}
         assert {path.name for path in run.iterdir()} - {".lock"} == {*tables, *facts, "checkpoints"}
         assert json.loads((run / "run.json").read_text())["format"] == FORMAT

@@ -62,8 +62,9 @@ def _show_run(folder: Path, as_json: bool) -> None:
         say(f"{_unfinished(folder)}\n")
     else:
         out.print(terminal.comparison([summary]))
-    for client, rows in accuracy_matrices(folder).items():
-        out.print(terminal.matrix(client, rows))
+    for name, images in (("accuracy.csv", "test"), ("validation.csv", "validation")):
+        for client, rows in accuracy_matrices(folder, name).items() if (folder / name).exists() else ():
+            out.print(terminal.matrix(client, rows, images))
     if measures := read_measures(folder):
         out.print(terminal.measures(measures))
     out.print(terminal.traffic(by(map(Entry.from_row, read_rows(folder, "ledger.csv")), "direction", "tensor")))

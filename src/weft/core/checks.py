@@ -211,6 +211,7 @@ class EndFields(_Fields):
 
 class EvaluationFields(_Fields):
     accuracy: list[Share]
+    validation: list[Share]
     metrics: list[TaskMetrics] = []
 
 
@@ -237,7 +238,7 @@ def fields_fault(fields: Mapping[str, Any], ops: Collection[str], task: int, met
         except ValidationError as error:
             name = str(error.errors()[0]["loc"][0])
             return f"its {name} cannot be {show(given[name])}" if name in given else f"its {name} is missing"
-    for name, exact in (("density", False), ("accuracy", True), ("metrics", True)):
+    for name, exact in (("density", False), ("accuracy", True), ("validation", True), ("metrics", True)):
         count = len(fields.get(name, ()))
         if name in fields and (count > task + 1 or (exact and count != task + 1)):
             return f"its {name} is of {count} tasks, not of {task + 1}"

@@ -9,7 +9,8 @@ What a request can ask for, in this order:
     upload    reply with the update of the round
     end       end the task: store what it needs later
     share     reply with what is uploaded once per task
-    test      accuracy of every task so far, on test images (of the model as it is, or as theta_G would make it)
+    test      accuracy of every task so far, on test and on validation images (of the model as it is, or as theta_G
+              would make it)
 
 The same request twice gives the same reply and does not train twice. A server that has lost a reply may request the
 start or end of a task again: what was done is not repeated. A client that was away for whole tasks catches up when it
@@ -41,7 +42,7 @@ from weft.wire.message import Message, MessageError, decode, encode, failure
 from weft.wire.tensors import Sparse
 
 TRAINING_SETS = 16  # kept in memory, of the tasks in training
-TEST_SETS = 256  # small uint8 images: some hundred kilobytes each
+EVALUATION_SETS = 256  # small uint8 images: some hundred kilobytes each
 
 
 class Runtime:
@@ -52,9 +53,9 @@ class Runtime:
         self.scenario = scenarios.of(plan) if scenario is None else scenario
         self.method: Method = methods.load(plan.method, plan.method_options)
         self.device = pick_device(plan.device)
-        # training images are needed again in every round of a task, test images after every later task
-        self._training = functools.lru_cache(maxsize=2 * TRAINING_SETS)(self._load)
-        self._testing = functools.lru_cache(maxsize=TEST_SETS)(self._load)
+        # training images are needed again in every round of a task, the others after every later task too
+        self._training = functools.lru_cache(maxsize=TRAINING_SETS)(self._load)
+        self._evaluation = functools.lru_cache(maxsize=EVALUATION_SETS)(self._load)
 
     def new_client(self) -> ClientState:
         state = self.method.Client()
@@ -86,7 +87,7 @@ class Runtime:
         return tuple(len(each.classes) for each in tasks)
 
     def batches(self, client: int, task: int, split: SplitName) -> Batches:
-        return (self._testing if split == "test" else self._training)(client, task, split)
+        return (self._training if split == "train" else self._evaluation)(client, task, split)
 
     def pooled(self, client: int, task: int, split: SplitName) -> Batches:
         """The images of all tasks of a client; an epoch takes as many of them as the current task has."""
@@ -217,7 +218,7 @@ def end(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
 
 
 def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContext) -> dict[str, list[Any]]:
-    """Accuracy of every task up to this one, and the metrics of the plan.
+    """Accuracy of every task up to this one on test and on validation images, and the metrics of the plan.
 
     With measured_model=global theta_G comes along and is tested. It is kept by methods that improve finished tasks.
     """
@@ -229,12 +230,13 @@ def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskCo
             tested = copy.copy(state)
             tested.tasks = state.tasks.copy()
         runtime.method.receive(tested, download, ctx)
-    found: dict[str, list[Any]] = {"accuracy": []}
+    found: dict[str, list[Any]] = {"accuracy": [], "validation": []}
     for task in range(ctx.task + 1):
         its = runtime.context(ctx.client, task)
         runtime.method.load_task(tested, task, its)
         batches = runtime.batches(ctx.client, task, "test")
         found["accuracy"].append(its.network.measure(batches)[0])
+        found["validation"].append(its.network.measure(runtime.batches(ctx.client, task, "valid"))[0])
         if runtime.plan.metrics is not None:
             first, classes = runtime.head_span(ctx.client, task)
             outputs = its.network.predictions(batches)[:, first : first + classes].double().cpu().numpy()

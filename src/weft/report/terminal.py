@@ -59,7 +59,8 @@ def comparison(
     if len(set(labels)) < len(labels) and names is not None:
         labels = list(names)
     columns = ("accuracy", "forgets", "up", "down", "model", "paper's", "time")
-    shown = table("", ["run" if labels == names else "method"], columns, wide=0)
+    shown_left = ["run" if labels == names else "method"]
+    shown = table("", shown_left, columns, wide=0)
     shown.pad_edge = False
     for label, summary in zip(labels, summaries, strict=True):
         name = label if len(label) <= 10 else label.replace("+", "+\n")  # break there, not within a name
@@ -70,12 +71,27 @@ def comparison(
         found = (spread(summary[key] for summary in summaries) for key in ("accuracy", "forgetting"))
         accuracy, forgets = (each and each.deviation for each in found)
         shown.add_row(f"{mean} sd", percent(accuracy), decimals(forgets))
+    choose = table("on validation images, by which to choose", shown_left, ("accuracy", "forgets"), wide=0)
+    choose.pad_edge = False
+    for label, summary in zip(labels, summaries, strict=True):
+        choose.add_row(label, *_validation([summary]))
+    if mean is not None and len(summaries) > 1:
+        choose.add_section()
+        choose.add_row("mean", *_validation(summaries))
     return Group(
         shown,
         f" accuracy  on test images; tested model: {measured}",
         " up, down  bytes; in parentheses nonzero values (with A) as a share of dense",
         " model     everything needed for all tasks; paper's: nonzero values of B and A",
+        choose,
     )
+
+
+def _validation(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Accuracy and forgetting on validation images, of one run or as means of several."""
+    found = [summary.get("validation", {}) for summary in summaries]
+    accuracy, forgets = (spread(each.get(key) for each in found) for key in ("accuracy", "forgetting"))
+    return [percent(accuracy and accuracy.mean), decimals(forgets and forgets.mean)]
 
 
 def _result(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -95,9 +111,9 @@ def _result(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [*cells, *sizes, f"{mean('seconds') or 0.0:.1f}"]
 
 
-def matrix(client: int, rows: Sequence[Sequence[float]]) -> Table:
+def matrix(client: int, rows: Sequence[Sequence[float]], images: str = "test") -> Table:
     """The accuracy matrix of one client."""
-    title = f"client {client}: accuracy (%) of each task after each task"
+    title = f"client {client}: accuracy (%) of each task after each task, on {images} images"
     shown = table(title, ["after"], [str(task) for task in range(len(rows))], wide=0)
     for after, row in enumerate(rows):
         shown.add_row(str(after), *(f"{100 * value:.1f}" for value in row))

@@ -3,6 +3,7 @@
     plan.toml         the whole plan, defaults included            environment.json   versions; fingerprints of images
     journal.jsonl     events with their time, one per line         run.json           version of this layout
     accuracy.csv      client, after_task, task, accuracy           ledger.csv         each tensor of each message
+    validation.csv    the same, on validation images
     checkpoints/      manifest.json and the states it names        summary.json       the result
     contents.json     layers of the network, names of the tasks    metrics.csv        the plan's `metrics`
 
@@ -38,9 +39,10 @@ SITES = "sites.json"  # in the run folder of a hub: the participating sites
 FORMAT = 2
 MOST_TASKS = 10_000  # a damaged line may claim any number
 PACKAGES = ("weft", "torch", "numpy", "safetensors", "pydantic")  # whose versions are recorded
-COLUMNS = (int, int, int, float)  # of accuracy.csv
+COLUMNS = (int, int, int, float)  # of accuracy.csv and validation.csv
 TABLES = {
-    "accuracy.csv": ("client", "after_task", "task", "accuracy"),
+    "accuracy.csv": ("client", "after_task", "task", "accuracy"),  # on test images
+    "validation.csv": ("client", "after_task", "task", "accuracy"),  # on validation images, by which one may choose
     "ledger.csv": ("direction", "client", "task", "round", "tensor", "bytes", "nonzeros", "dense_bytes"),
 }
 METRICS = {"metrics.csv": ("client", "after_task", "task", "metric", "class", "value")}  # of a plan with `metrics`
@@ -244,13 +246,13 @@ def read_rows(path: Path, table: str) -> list[list[str]]:
     return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))[1:]
 
 
-def accuracy_matrices(path: Path) -> dict[int, list[list[float]]]:
-    """Accuracy matrix of each client: row t, column i is task i after learning task t.
+def accuracy_matrices(path: Path, table: str = "accuracy.csv") -> dict[int, list[list[float]]]:
+    """Accuracy matrix of each client: row t, column i is task i after learning task t. Or that of validation.csv.
 
     A row is NaN if a site never replied to the test after that task, since it may have replied to later ones.
     """
     found: dict[int, list[list[float]]] = {}
-    for row in read_rows(path, "accuracy.csv"):
+    for row in read_rows(path, table):
         try:
             client, after_task, task, accuracy = (kind(value) for kind, value in zip(COLUMNS, row, strict=True))
             matrix = found.setdefault(client, [])
@@ -261,7 +263,7 @@ def accuracy_matrices(path: Path) -> dict[int, list[list[float]]]:
                 raise ValueError
             matrix[-1].append(accuracy)
         except (ValueError, IndexError):
-            where = f"{path / 'accuracy.csv'} is damaged at {','.join(row)[:80]!r}"
+            where = f"{path / table} is damaged at {','.join(row)[:80]!r}"
             raise WeftError(f"{where}; run again in a new folder") from None
     return dict(sorted(found.items()))
 

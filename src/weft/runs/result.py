@@ -26,7 +26,8 @@ class Result:
 
     accuracy: float
     accuracy_by_client: list[float]
-    validation_accuracy: float | None
+    validation: dict[str, float | None]  # accuracy and forgetting on validation images, after the last task
+    validation_accuracy: float | None  # at each task's end
     forgetting: float | None
     backward_transfer: float | None
     metrics: dict[str, float | None]  # of a plan with `metrics`
@@ -63,7 +64,15 @@ class Result:
     @property
     def accuracy_matrix(self) -> np.ndarray:
         """(clients, tasks, tasks): entry [c, t, i] is client c's accuracy on task i after task t; NaN where i > t."""
-        matrices = accuracy_matrices(self.folder)
+        return self._matrix("accuracy.csv")
+
+    @property
+    def validation_matrix(self) -> np.ndarray:
+        """The same on validation images: choose by these, and report the test images."""
+        return self._matrix("validation.csv")
+
+    def _matrix(self, name: str) -> np.ndarray:
+        matrices = accuracy_matrices(self.folder, name)
         tasks = max(len(matrix) for matrix in matrices.values())
         table = np.full((len(matrices), tasks, tasks), np.nan)
         for index, matrix in enumerate(matrices.values()):
@@ -72,7 +81,7 @@ class Result:
         return table
 
     def frame(self, table: str = "accuracy") -> pandas.DataFrame:
-        """A table of the run folder as a pandas DataFrame: `accuracy`, `ledger`, or `metrics` if the plan has them."""
+        """A table of the run folder as a pandas DataFrame: `accuracy`, `validation`, `ledger`, or `metrics`."""
         name, tables = f"{table}.csv", tables_of(self.plan)
         if name not in tables:
             raise WeftError(f"there is no table {table!r}; choose one of: {', '.join(key[:-4] for key in tables)}")

@@ -199,6 +199,7 @@ def summarize(folder: RunFolder, progress: Progress, ledger: Ledger) -> dict[str
     """The summary of a run: plan, measures, traffic and model size; without paths, hosts or dates."""
     plan, clients = folder.plan, progress.clients
     matrices = folders.accuracy_matrices(folder.path).values()
+    on_validation = folders.accuracy_matrices(folder.path, "validation.csv").values()
     densities = [density for client in clients for density in client.density]
     validation = [accuracy for client in clients for accuracy in client.validation.values()]
     keys = ("method", "scenario", "network", "seed", "clients", "tasks", "rounds_per_task", "measured_model")
@@ -210,6 +211,10 @@ def summarize(folder: RunFolder, progress: Progress, ledger: Ledger) -> dict[str
         "validation_accuracy": fmean(validation) if validation else None,
         "forgetting": metrics.over_clients(metrics.forgetting, matrices),
         "backward_transfer": metrics.over_clients(metrics.backward_transfer, matrices),
+        "validation": {  # after the last task, as above; `validation_accuracy` is taken at each task's end
+            "accuracy": metrics.over_clients(metrics.average_accuracy, on_validation),
+            "forgetting": metrics.over_clients(metrics.forgetting, on_validation),
+        },
         **measures,
         "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices],
         "adaptive_density": fmean(densities) if densities else None,

@@ -37,6 +37,7 @@ from weft.wire.ledger import Entry, Ledger
 
 SAVE_SHARE = 60  # saving may take one part in so many of the time
 WARM_UP = 5  # images
+TESTED = ("accuracy", "validation", "size", "metrics")  # fields of a reply that have a table, or the summary
 
 
 # makes an engine other than the local one, from the run folder, the engine's saved state and the checks of replies
@@ -98,7 +99,7 @@ class Session:
 
     def replied(self, assignment: Assignment, seconds: float, fields: dict[str, Any]) -> None:
         client, task, round_index = assignment.client, assignment.task, assignment.round
-        known = {key: value for key, value in fields.items() if key not in ("accuracy", "size", "metrics")}
+        known = {key: value for key, value in fields.items() if key not in TESTED}
         if "metrics" in fields:
             self._metrics[client, task] = fields["metrics"]
         where = {"client": client, "task": task, "round": round_index, "seconds": round(seconds, 4)}
@@ -106,10 +107,11 @@ class Session:
         if self._display is not None:
             self._display.answered(client, task, round_index, fields)
 
-    def tested(self, client: int, task: int, accuracies: list[float]) -> None:
-        self._rows["accuracy.csv"] += [(client, task, tested, accuracy) for tested, accuracy in enumerate(accuracies)]
+    def tested(self, client: int, task: int, accuracies: list[float], validation: list[float]) -> None:
+        for table, row in (("accuracy.csv", accuracies), ("validation.csv", validation)):
+            self._rows[table] += [(client, task, tested, accuracy) for tested, accuracy in enumerate(row)]
         moment = {"time": round(self.engine.now(), 6), "images": self.progress.images}
-        self.folder.journal("tested", client=client, task=task, **moment, accuracy=accuracies)
+        self.folder.journal("tested", client=client, task=task, **moment, accuracy=accuracies, validation=validation)
         for tested, measures in enumerate(self._metrics.pop((client, task), ())):
             classes = self._scenario.sequences[client][tested].classes
             for metric, values in measures.items():
