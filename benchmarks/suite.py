@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.plan import Plan
-from weft.repro.store import short_hash
+from weft.repro.store import plan_hash
 
 from . import engine, peers, processes, runs
 from .bars import judge, ratios_of
@@ -113,7 +113,7 @@ def _parts(quick: bool, with_peers: bool) -> dict[str, Measure]:
 
 def default_hash() -> str:
     """Identifies the default plan, as in the csv files of `weft repro`."""
-    return short_hash(Plan().toml())
+    return plan_hash(Plan().toml())
 
 
 def machine() -> dict[str, Any]:

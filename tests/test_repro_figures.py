@@ -25,7 +25,7 @@ from weft.report.reading import read_run
 from weft.repro import Experiment, Row, drawing, output
 from weft.repro.figures import FIGURES, Figure, by_dataset, by_round, first_connected, shown_tasks
 from weft.repro.runner import Request, reproduce
-from weft.repro.store import Results, Store, short_hash
+from weft.repro.store import Results, Store, plan_hash
 from weft.runs.folder import accuracy_matrices, read_plan
 from weft.runs.result import Result
 
@@ -281,8 +281,8 @@ def test_bands_and_the_object_of_a_figure(made, tmp_path):
         (row,) = (row for row in one.figure.rows if row.label == record.row)
         for seed in (0, 1):
             lines = tuple({**line, "value": line["value"] + seed} for line in record.lines)
-            plan_hash = short_hash(one.figure.plan_of(row, seed).toml())
-            records[record.row, seed] = dataclasses.replace(record, seed=seed, plan_hash=plan_hash, lines=lines)
+            identity = plan_hash(one.figure.plan_of(row, seed).toml())
+            records[record.row, seed] = dataclasses.replace(record, seed=seed, plan_hash=identity, lines=lines)
     results = Results(one.figure, one.figure.rows, range(2), records)
     Store(one.figure, tmp_path, output.render).write(results)
     page = (tmp_path / "fig-cost.md").read_text()

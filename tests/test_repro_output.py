@@ -17,7 +17,7 @@ from rich.console import Console
 from weft.errors import WeftError
 from weft.report import terminal
 from weft.repro import Experiment, output, store
-from weft.repro.store import Record, Results, Store, csv_text, measured_line, read_csv, short_hash
+from weft.repro.store import Record, Results, Store, csv_text, measured_line, plan_hash, read_csv
 
 pytest_plugins = ["cli_helpers"]
 
@@ -35,8 +35,8 @@ def table(plan_file) -> Experiment:
 
 def record(table: Experiment, label: str, seed: int, summary: dict[str, Any], images: str = "") -> Record:
     (row,) = (row for row in table.rows if row.label == label)
-    plan_hash = short_hash(table.plan_of(row, seed).toml())
-    return Record(label, row.method, seed, plan_hash, images, (measured_line(summary),))
+    identity = plan_hash(table.plan_of(row, seed).toml())
+    return Record(label, row.method, seed, identity, images, (measured_line(summary),))
 
 
 # ---- digits by hand --------------------------------------------------------------------------------------------------

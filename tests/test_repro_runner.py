@@ -24,7 +24,7 @@ import weft.cli.app
 from weft import Plan, repro
 from weft.cli.progress import ProgressDisplay
 from weft.repro import output, runner
-from weft.repro.store import TIMES, Record, Results, columns_of, csv_text, read_csv, short_hash
+from weft.repro.store import TIMES, Record, Results, columns_of, csv_text, plan_hash, read_csv
 
 pytest_plugins = ["cli_helpers"]
 
@@ -120,7 +120,7 @@ def test_all_of_it_and_then_nothing(made):
         result = weft.Result(folder)
         assert float(line["accuracy"]) == result.accuracy
         assert int(line["c2s_bytes"]) == result.traffic["c2s"]["bytes"]
-        assert line["plan_hash"] == short_hash((folder / "plan.toml").read_text())
+        assert line["plan_hash"] == plan_hash((folder / "plan.toml").read_text())
     assert Plan.load(Path("runs/repro/tiny/avg-fast-s0")).learning_rate == 0.01
     assert "3 of 3 runs finished" in outcome.err
     assert re.search(r"1 of 3 runs finished, about \d+ s left", outcome.err)

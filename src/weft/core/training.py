@@ -29,6 +29,7 @@ def train_round(client: ClientState, method: Method, ctx: TaskContext, round_ind
     train, valid = ctx.load("train"), ctx.load("valid")
     schedule = replace(client.rate)
     training = LocalTraining.plain(client, ctx)
+    training.dropout = method.options.dropout
     method.prepare(training, client, ctx)
     optimizer = make_optimizer(plan, training, client.optimizer)
     images, accuracy, valid_loss = 0, 0.0, 0.0

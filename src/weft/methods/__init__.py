@@ -24,6 +24,7 @@ METHODS = {
     "fedavg": "weft.methods.federated.fedavg:FedAvg",
     "fedprox": "weft.methods.federated.fedprox:FedProx",
     "scaffold": "weft.methods.federated.scaffold:Scaffold",
+    "fedavg-sets": "weft.methods.federated.fedavg_sets:FedAvgSets",
     "class-experts": "weft.methods.federated.class_experts:ClassExperts",
     "fedcurv": "weft.methods.federated.fedcurv:FedCurv",
     "stl": "weft.methods.continual.stl:STL",

@@ -8,12 +8,13 @@ start a task. `ClassHeads` wraps any federated method: its other hooks are uncha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from weft.lazy import torch
-from weft.methods.averaging import Tensors, Updates
+from weft.methods.averaging import Average, Tensors, Updates
 from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.method import Method
 from weft.methods.state import ClientState
@@ -44,7 +45,7 @@ class ClassHeads(Method):
 
     def aggregate(self, server: Any, updates: Updates, ctx: ServerContext) -> None:
         self.method.aggregate(server, updates, ctx)
-        by = getattr(self.options, "average", "examples")
+        by: Average = getattr(self.options, "average", "examples")
         for name in sorted({name for update in updates for name in update.tensors if name.startswith(PREFIX)}):
             key = name.removeprefix(PREFIX)
             known = server.heads.get(key, updates.parts(name)[0])
@@ -107,6 +108,25 @@ def with_rows(
         if each in rows:
             weights[index], biases[index] = rows[each][:-1], rows[each][-1]
     return private
+
+
+def set_key(classes: Collection[str]) -> str:
+    """A name for a set of classes, in any order."""
+    return hashlib.sha256(" ".join(sorted(classes)).encode()).hexdigest()[:16]
+
+
+def model_of(weights: torch.Tensor, private: torch.Tensor, classes: Sequence[str], layout: Layout) -> torch.Tensor:
+    """A task's whole model as one vector that means the same at any client: the body, then rows by class."""
+    rows = rows_of(private, classes, layout)
+    return torch.cat([weights, private[: layout.head - layout.weights], *(rows[each] for each in sorted(rows))])
+
+
+def split_model(
+    model: torch.Tensor, classes: Collection[str], layout: Layout
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The body (layout.head,) and the rows by class of such a vector."""
+    rows = model[layout.head :].view(len(classes), -1)
+    return model[: layout.head], dict(zip(sorted(classes), rows, strict=True))
 
 
 def _head(private: torch.Tensor, classes: int, layout: Layout) -> tuple[torch.Tensor, torch.Tensor]:

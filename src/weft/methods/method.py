@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from weft.lazy import torch
 from weft.methods.averaging import Tensors, Updates
@@ -41,6 +41,7 @@ class MethodOptions(BaseModel):
     biases: Literal["shared", "private"] = "shared"
     # private: heads stay at their client; class: rows of heads are sent and averaged by class (class_heads.py)
     heads: Literal["private", "class"] = "private"
+    dropout: float = Field(0.0, ge=0, lt=1)  # in training: of the inputs of linear layers, except the network's first
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ MEASURED = (*SCORES, *SENT, "model_size_bytes", "model_size_paper_bytes", *TIMES
 OPTIONAL = (*SCORES, "images_per_second")  # an empty cell is None
 TEXTS = ("row", "method", "plan_hash", "summary_hash", "images")
 
+NEUTRAL = {'heads = "private"', 'deal = "superclasses"', "dropout = 0.0"}  # lines of a plan's file
+
 Key = tuple[str, int]  # row and seed
 Render = Callable[["Results", bool], Mapping[str, str | bytes]]
 
@@ -57,7 +59,6 @@ class Record:
 
 def record_of(experiment: Experiment, row: Row, seed: int, folder: Path) -> Record:
     """Read a finished run."""
-    plan_hash = short_hash((folder / "plan.toml").read_text(encoding="utf-8"))
     if experiment.figure:
         figure = FIGURES[experiment.figure](experiment)
         points = [
@@ -69,7 +70,8 @@ def record_of(experiment: Experiment, row: Row, seed: int, folder: Path) -> Reco
         summary = read_summary(folder)
         assert summary is not None
         lines = (measured_line(summary),)
-    return Record(row.label, row.method, seed, plan_hash, images_of(folder), lines)
+    identity = plan_hash((folder / "plan.toml").read_text(encoding="utf-8"))
+    return Record(row.label, row.method, seed, identity, images_of(folder), lines)
 
 
 def measured_line(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,6 +80,15 @@ def measured_line(summary: Mapping[str, Any]) -> dict[str, Any]:
     lasting = {key: value for key, value in summary.items() if key not in TIMES}
     values = {column: {**summary, **sent}[column] for column in MEASURED}
     return {**values, "summary_hash": short_hash(json.dumps(lasting, sort_keys=True))}
+
+
+def plan_hash(text: str) -> str:
+    """Identify a plan by its file. An option that changes nothing does not count if it is newer than some results.
+
+    >>> plan_hash('seed = 1\\nheads = "private"\\n') == plan_hash("seed = 1\\n")
+    True
+    """
+    return short_hash("".join(line for line in text.splitlines(keepends=True) if line.rstrip() not in NEUTRAL))
 
 
 def short_hash(text: str) -> str:
@@ -187,7 +198,7 @@ class Results:
                 plan = row and self.experiment.plan_of(row, record.seed)
             except WeftError:  # such as a seed that no plan can have
                 plan = None
-            self._hashes[record.key] = short_hash(plan.toml()) if plan else None
+            self._hashes[record.key] = plan_hash(plan.toml()) if plan else None
         return record.plan_hash == self._hashes[record.key]
 
     def is_current(self, record: Record) -> bool:

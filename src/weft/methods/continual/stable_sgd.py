@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from weft.methods.context import LocalTraining, TaskContext
+from weft.methods.context import TaskContext
 from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
 from weft.methods.state import ClientState
 
 
 class StableSGDOptions(MethodOptions):
     decay: float = Field(0.85, gt=0, le=1)  # of the rate, with each task; users reproduced it with these two
-    dropout: float = Field(0.1, ge=0, lt=1)  # of the inputs of fully connected layers, except the network's first
+    dropout: float = Field(0.1, ge=0, lt=1)  # Mirzadeh et al.
 
 
 class StableSGD(Method):
@@ -30,6 +30,3 @@ class StableSGD(Method):
 
     def begin_task(self, client: ClientState, ctx: TaskContext) -> None:
         client.rate.rate *= self.options.decay**ctx.task
-
-    def prepare(self, training: LocalTraining, client: ClientState, ctx: TaskContext) -> None:
-        training.dropout = self.options.dropout

@@ -26,9 +26,8 @@ images: a start that is not better than chance is not used, and a task's own res
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,8 +35,8 @@ from pydantic import Field
 
 from weft.lazy import np, torch
 from weft.methods.averaging import Tensors, Updates
-from weft.methods.class_heads import rows_of, with_rows
-from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
+from weft.methods.class_heads import rows_of, set_key, with_rows
+from weft.methods.context import Download, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
 from weft.methods.state import ClientState, ServerState, Size, Table, TaskState, empty
 from weft.wire import codec, tensors
@@ -56,7 +55,6 @@ class ClassExpertsOptions(MethodOptions):
     common_start_window: int = Field(5, ge=1)
     common_window: int = Field(40, ge=1)
     unseen: Literal["initial", "common"] = "initial"  # where a task starts whose classes nobody has learned
-    dropout: float = Field(0.0, ge=0, lt=1)  # at the input of linear layers and heads
 
 
 @dataclass
@@ -224,9 +222,6 @@ class ClassExperts(Method):
         valid = ctx.load("valid")
         return ctx.network.predictions(valid).argmax(dim=1) == valid.labels
 
-    def prepare(self, training: LocalTraining, client: ClassExpertsClient, ctx: TaskContext) -> None:
-        training.dropout = self.options.dropout
-
     def end_task(self, client: ClassExpertsClient, ctx: TaskContext) -> None:
         vector = torch.cat([client.weights, client.private[: ctx.layout.head - ctx.layout.weights]])
         client.tasks[ctx.task] = replace(client.tasks[ctx.task], **_quantized(vector - origin(ctx), ctx))
@@ -242,11 +237,6 @@ class ClassExperts(Method):
             _write(client.tasks[task], ctx)
         else:
             super().load_task(client, task, ctx)
-
-
-def set_key(classes: Collection[str]) -> str:
-    """A name for a set of classes, in any order."""
-    return hashlib.sha256(" ".join(sorted(classes)).encode()).hexdigest()[:16]
 
 
 def origin(ctx: TaskContext) -> torch.Tensor:
