@@ -28,7 +28,7 @@ GROUND = ("errors", "files", "lazy", "randomness", "registry", "metrics", "plan"
 LOOKING_UP = {  # modules of the ground that import a room
     "weft": {"runs"},  # weft.run, weft.Result
     "weft.__main__": {"cli"},
-    "weft.plan": {"methods", "networks", "scenarios"},  # the classes of their options
+    "weft.plan": {"methods", "networks", "scenarios", "wire"},  # the classes of their options; precisions
 }
 HEAVY = {"torch", "safetensors", "pandas", "matplotlib", "pooch", "requests", "scipy", "PIL", "tensorboard", "jinja2"}
 

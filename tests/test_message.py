@@ -260,7 +260,7 @@ def test_the_limits_can_be_sent():
         ({"task": 1.0}, "half", "task: .*integer"),
         ({"round": True}, "half", "round: .*integer"),
         ({"sender": 3}, "half", "sender: .*string"),
-        ({}, "double", r"precision: .*'half' or 'int8'"),
+        ({}, "double", r"precision: .*'int8' or 'int4'"),
         ({"ops": "train"}, "half", "tuple of strings"),
         ({"tensors": {"x": torch.ones(2, 2)}}, "half", "one dimension"),
         ({"tensors": {"x": torch.ones(2, dtype=torch.float64)}}, "half", "must be float32"),

@@ -121,7 +121,7 @@ def test_workers_find_it(tmp_path):
 def test_a_plan_takes_a_class():
     plan = weft.Plan(method={"name": OwnHere, "biases": "private"})
     assert plan.method == "test_own_method:OwnHere"
-    assert plan.method_options == {"biases": "private"}
+    assert plan.method_options == {"biases": "private", "heads": "private", "dropout": 0.0}
     assert weft.Plan(method=OwnHere).method == plan.method
     assert weft.Plan.merge({}, method=OwnHere).method == plan.method
 

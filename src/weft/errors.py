@@ -41,3 +41,12 @@ def show(value: Any) -> str:
     """An untrusted value, for an error of one line."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def printable(text: str) -> str:
+    """Untrusted text for a terminal: without escape codes and other control characters, except for line breaks.
+
+    >>> printable("\\x1b[2Ja\\rb\\nc")
+    ' [2Ja b\\nc'
+    """
+    return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)

@@ -16,7 +16,7 @@ import typer
 import typer.core
 
 from weft.cli import data, hub, report, run, show, site, tools
-from weft.errors import WeftError
+from weft.errors import WeftError, printable
 
 typer.core.HAS_RICH = False  # typer 0.20 escapes brackets for rich in help that rich does not show: \[required]
 app = typer.Typer(
@@ -80,5 +80,5 @@ def main() -> None:
 
 
 def _fail(text: str) -> NoReturn:
-    sys.stderr.write(f"weft: {' '.join(text.split())}\n")
+    sys.stderr.write(f"weft: {printable(' '.join(text.split()))}\n")
     sys.exit(2)

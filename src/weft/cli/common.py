@@ -11,10 +11,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
-out = Console()
-notes = Console(stderr=True)
+from weft.errors import printable
+
+
+class SafeConsole(Console):
+    """Texts of sites, hubs and received folders reach the terminal without their escape codes."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else printable(text), style, control)
+
+
+out = SafeConsole()
+notes = SafeConsole(stderr=True)
 
 MOST_WORKERS = 8  # by default: each takes about 300 MB for torch alone
 

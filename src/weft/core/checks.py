@@ -182,7 +182,7 @@ class SizeFields(_Fields):
 
 class AnnounceFields(_Fields):
     classes: Annotated[
-        list[Annotated[str, Field(pattern="^[0-9a-f]{16}$")]], Field(min_length=1, max_length=MAX_CLASSES)
+        list[Annotated[str, Field(pattern="^c[0-9a-f]{15}$")]], Field(min_length=1, max_length=MAX_CLASSES)
     ]
 
     @field_validator("classes")

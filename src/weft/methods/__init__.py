@@ -11,7 +11,7 @@ from typing import Any
 
 from weft import registry
 from weft.errors import WeftError, nearest
-from weft.methods.class_heads import ClassHeads
+from weft.methods.class_heads import with_class_heads
 from weft.methods.combine import combine
 from weft.methods.method import Method, MethodOptions
 
@@ -97,5 +97,5 @@ def preset_of(name: str, preset: str) -> dict[str, Any]:
 
 def load(name: str, options: dict[str, Any]) -> Method:
     kind = class_of(name)
-    method = kind(kind.Options.model_validate(options))
-    return ClassHeads(method) if method.options.heads == "class" else method
+    values = kind.Options.model_validate(options)
+    return (with_class_heads(kind) if values.heads == "class" else kind)(values)

@@ -3,21 +3,21 @@
     h_k = sum over c of (n_c / n) * h_k,c          c: the clients of a round whose task has class k
 
 A row is the weights and the bias of one class. Classes are recognized by identifiers that clients announce when they
-start a task. `ClassHeads` wraps any federated method: its other hooks are unchanged.
+start a task. `with_class_heads` extends any federated method.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from weft.lazy import torch
 from weft.methods.averaging import Average, Tensors, Updates
-from weft.methods.context import Download, LocalTraining, RoundContext, ServerContext, TaskContext, TensorSpec
+from weft.methods.context import Download, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.method import Method
-from weft.methods.state import ClientState
+from weft.methods.state import ServerState
 from weft.wire import tensors
 
 if TYPE_CHECKING:
@@ -26,69 +26,52 @@ if TYPE_CHECKING:
 PREFIX = "head."  # before the identifier of a class, in the name of its row
 
 
+@dataclass
+class HeadsServer(ServerState):
+    heads: dict[str, torch.Tensor] = field(default_factory=dict)  # h_k by class
+
+
 class ClassHeads(Method):
-    def __init__(self, method: Method):
-        super().__init__(method.options)
-        self.method = method
-        self.Server, self.Client, self.Task = method.Server, method.Client, method.Task  # type: ignore[misc]
-        self.traits = replace(method.traits, by_class=True)
+    """What heads=class adds to the hooks of a method."""
 
     def configure(self, server: Any, client: int, ctx: RoundContext) -> Download:
-        download = self.method.configure(server, client, ctx)
+        download = super().configure(server, client, ctx)
         tasks = ctx.classes.values() if ctx.testing else [ctx.classes.get(ctx.task, [])]
         ids = dict.fromkeys(each for classes in tasks for each in classes)
         download.tensors |= {f"{PREFIX}{each}": server.heads[each] for each in ids if each in server.heads}
         return download
 
     def upload_spec(self, layout: Layout, sent: Mapping[str, Any]) -> dict[str, TensorSpec]:
-        return self.method.upload_spec(layout, sent) | head_spec(layout, sent["classes"][-1])
+        row = TensorSpec("dense", layout.features + 1)
+        return super().upload_spec(layout, sent) | {f"{PREFIX}{each}": row for each in sent["classes"][-1]}
 
     def aggregate(self, server: Any, updates: Updates, ctx: ServerContext) -> None:
-        self.method.aggregate(server, updates, ctx)
+        super().aggregate(server, updates, ctx)
         by: Average = getattr(self.options, "average", "examples")
         for name in sorted({name for update in updates for name in update.tensors if name.startswith(PREFIX)}):
             key = name.removeprefix(PREFIX)
             known = server.heads.get(key, updates.parts(name)[0])
             server.heads[key] = tensors.dense(updates.merge(name, known, by))
 
-    def begin_task(self, client: Any, ctx: TaskContext) -> None:
-        self.method.begin_task(client, ctx)
-
     def receive(self, client: Any, download: Download, ctx: TaskContext) -> None:
-        self.method.receive(client, download, ctx)
-        rows = received_rows(download)
+        super().receive(client, download, ctx)
+        found = ((name.removeprefix(PREFIX), row) for name, row in download.tensors.items() if name.startswith(PREFIX))
+        rows = {key: tensors.dense(row) for key, row in found}
         client.private = with_rows(client.private, rows, ctx.classes, ctx.layout)
         for task in client.tasks if ctx.task in client.tasks else ():  # it is over: a test follows
-            found = client.tasks[task]
-            private = with_rows(found.private, rows, ctx.classes_of(task), ctx.layout)
-            client.tasks[task] = replace(found, private=private)
-
-    def prepare(self, training: LocalTraining, client: Any, ctx: TaskContext) -> None:
-        self.method.prepare(training, client, ctx)
+            private = with_rows(client.tasks[task].private, rows, ctx.classes_of(task), ctx.layout)
+            client.tasks[task] = replace(client.tasks[task], private=private)
 
     def upload(self, client: Any, ctx: TaskContext) -> Tensors:
         rows = rows_of(client.private, ctx.classes, ctx.layout)
-        return self.method.upload(client, ctx) | {f"{PREFIX}{each}": row for each, row in rows.items()}
-
-    def end_task(self, client: Any, ctx: TaskContext) -> None:
-        self.method.end_task(client, ctx)
-
-    def share_task(self, client: Any, ctx: TaskContext) -> Tensors:
-        return self.method.share_task(client, ctx)
-
-    def load_task(self, client: ClientState, task: int, ctx: TaskContext) -> None:
-        self.method.load_task(client, task, ctx)
+        return super().upload(client, ctx) | {f"{PREFIX}{each}": row for each, row in rows.items()}
 
 
-def head_spec(layout: Layout, classes: Sequence[str], once: bool = False) -> dict[str, TensorSpec]:
-    """One row for each class."""
-    return {f"{PREFIX}{each}": TensorSpec("dense", layout.features + 1, once=once) for each in classes}
-
-
-def received_rows(download: Download) -> dict[str, torch.Tensor]:
-    """Rows of heads by class."""
-    found = ((name.removeprefix(PREFIX), row) for name, row in download.tensors.items() if name.startswith(PREFIX))
-    return {key: tensors.dense(row) for key, row in found}
+def with_class_heads(method: type[Method]) -> type[Method]:
+    """The method with heads by class."""
+    server: type[ServerState] = dataclass(type(f"{method.Server.__name__}WithHeads", (HeadsServer, method.Server), {}))
+    own = {"Server": server, "traits": replace(method.traits, by_class=True)}
+    return type(f"{method.__name__}WithClassHeads", (ClassHeads, method), own)
 
 
 def rows_of(private: torch.Tensor, classes: Sequence[str], layout: Layout) -> dict[str, torch.Tensor]:
@@ -112,7 +95,7 @@ def with_rows(
 
 def set_key(classes: Collection[str]) -> str:
     """A name for a set of classes, in any order."""
-    return hashlib.sha256(" ".join(sorted(classes)).encode()).hexdigest()[:16]
+    return "s" + hashlib.sha256(" ".join(sorted(classes)).encode()).hexdigest()[:15]
 
 
 def model_of(weights: torch.Tensor, private: torch.Tensor, classes: Sequence[str], layout: Layout) -> torch.Tensor:

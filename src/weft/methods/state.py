@@ -36,8 +36,8 @@ class Table(MutableMapping[K, V], Generic[K, V]):
     An entry is replaced and never changed in place: `table[3] = dataclasses.replace(table[3], adaptive=new)`.
     """
 
-    def __init__(self) -> None:
-        self.entry: type[Any] | None = None  # the dataclass of an entry; None: a tensor
+    def __init__(self, entry: type[Any] | None = None) -> None:
+        self.entry = entry  # the dataclass of an entry; None: a tensor
         self.memory: dict[K, V] = {}
         self.files: dict[K, Any] = {}  # of entries that are on disk
         self.changed: set[K] = set()
@@ -171,8 +171,6 @@ class ClientState:
 @dataclass
 class ServerState:
     """Everything that the server remembers; a method without a server half needs nothing."""
-
-    heads: dict[str, torch.Tensor] = field(default_factory=dict)  # by class, with heads=class
 
     def start(self, ctx: ServerContext, options: MethodOptions) -> None:
         """Initialize the server before the first task."""

@@ -94,7 +94,7 @@ def _supervise(hub: Hub, folder: Path, say: Say) -> Result:
         if (folder / ERROR_FILE).exists():
             raise WeftError((folder / ERROR_FILE).read_text(encoding="utf-8").strip())
         lines = log.read_bytes()[size:].decode(errors="replace").split("\n") if log.exists() else []
-        reason = status.printable(next((line for line in reversed(lines) if line.strip()), ""))
+        reason = next((line for line in reversed(lines) if line.strip()), "")
         rounds = finished_rounds(folder)
         deaths[reason, rounds] += 1
         if reason and deaths[reason, rounds] >= SAME_CAUSE:

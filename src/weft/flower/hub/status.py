@@ -141,7 +141,7 @@ class Waiting:
         """Each waiting site and its reason."""
         for _, kind, facts in self._journal.new_events():
             if kind == "waiting":
-                self._reasons[facts["client"]] = printable(f"{facts['site']}: {facts['reason']}")
+                self._reasons[facts["client"]] = f"{facts['site']}: {facts['reason']}"
             elif kind in ("reply", "left", "removed"):
                 self._reasons.pop(facts["client"], None)
             elif kind == "tested":
@@ -155,11 +155,6 @@ class Waiting:
         found = [line for line in [*finished, *waiting] if line not in self._shown]
         self._shown.update(found)
         return found
-
-
-def printable(text: str) -> str:
-    """Text of a site without control characters, for a terminal."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 # ---- a site's connection to its hub ----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ images: a start that is not better than chance is not used, and a task's own res
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,54 +35,92 @@ from pydantic import Field
 
 from weft.lazy import np, torch
 from weft.methods.averaging import Tensors, Updates
-from weft.methods.class_heads import rows_of, set_key, with_rows
+from weft.methods.class_heads import rows_of, set_key, split_model, with_rows
 from weft.methods.context import Download, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
-from weft.methods.state import ClientState, ServerState, Size, Table, TaskState, empty
+from weft.methods.state import ClientState, ServerState, Size, Table, TaskState
 from weft.wire import codec, tensors
+from weft.wire.codec import Precision
 
 if TYPE_CHECKING:
     from weft.networks.flat import Layout
+    from weft.plan import Plan
+
+
+ALL = "all"  # beside identifiers of classes and names of class sets
+CACHED = 24  # means of the server that are kept until they are sent again; each as large as the network
 
 
 class ClassExpertsOptions(MethodOptions):
     biases: Literal["private"] = "private"  # they are part of D
     heads: Literal["private"] = "private"  # rows are sent with D, and not each round
-    # uploads in a mean, roughly: of a class set and of all tasks, for a new learner's start and for answers;
-    # docs/experiments.md has how they were chosen
+    # how many of the newest uploads a mean takes: of a class set, of all tasks for the body, and of a class for its
+    # row; for a new learner's start and for answers. docs/experiments.md has how they were chosen
     start_window: int = Field(3, ge=1)
     window: int = Field(10, ge=1)
     common_start_window: int = Field(5, ge=1)
     common_window: int = Field(40, ge=1)
+    row_start_window: int = Field(1, ge=1)  # a row has to fit the common body, which moves with every upload
+    row_window: int = Field(3, ge=1)
     unseen: Literal["initial", "common"] = "initial"  # where a task starts whose classes nobody has learned
 
 
 @dataclass
 class Expert:
-    """Moving means of uploads, at two speeds: `start` for new learners, `answer` for finished tasks."""
+    """An upload, as it arrived."""
 
-    start: torch.Tensor = field(default_factory=empty)
-    answer: torch.Tensor = field(default_factory=empty)
-    count: int = 0
-
-    def add(self, upload: torch.Tensor, start_window: int, window: int) -> Expert:
-        """The means with one more upload; each counts the last ones only, and the newest as much as any other."""
-        count = self.count + 1
-        if count == 1:
-            return Expert(upload, upload, count)
-        start = self.start.lerp(upload, 1 / min(count, start_window))
-        answer = self.answer.lerp(upload, 1 / min(count, window))
-        return Expert(start, answer, count)
+    change: bytes = b""  # D, quantized
+    rows: dict[str, torch.Tensor] = field(default_factory=dict)  # by class
 
 
 @dataclass
 class ClassExpertsServer(ServerState):
-    sets: Table[str, Expert] = field(default_factory=Table)  # E_S and h_S by class set: the body, then rows
-    common: Expert = field(default_factory=Expert)  # G
-    rows: Table[str, Expert] = field(default_factory=Table)  # h_k by class; the count is n_k
+    experts: Table[str, Expert] = field(default_factory=lambda: Table(Expert))  # by "client.task"
+    newest: dict[str, list[str]] = field(default_factory=dict)  # experts of a class, a class set, ALL; oldest first
+    counts: dict[str, int] = field(default_factory=dict)  # n_k and n_S: all uploads so far
+    size: int = 0  # of D
+    width: int = 0  # of a row
+
+    def __post_init__(self) -> None:
+        self.means: dict[tuple[str, ...], torch.Tensor] = {}  # to be sent again; derived, and therefore not saved
 
     def start(self, ctx: ServerContext, options: MethodOptions) -> None:
-        self.sets.entry = self.rows.entry = Expert
+        self.size, self.width = ctx.layout.head, ctx.layout.features + 1
+
+    def remove_client(self, client: int) -> None:
+        gone = [name for name in self.experts if name.partition(".")[0] == str(client)]
+        self.newest = {key: [name for name in names if name not in gone] for key, names in self.newest.items()}
+        self.drop_unused()
+
+    def add(self, name: str, expert: Expert, windows: Mapping[str, int]) -> None:
+        """Store an upload; forget those that are among the newest of nothing any more."""
+        self.experts[name] = expert
+        for key, window in windows.items():
+            self.newest[key] = [*self.newest.get(key, []), name][-window:]
+            self.counts[key] = self.counts.get(key, 0) + 1
+        self.drop_unused()
+
+    def drop_unused(self) -> None:
+        used = {name for names in self.newest.values() for name in names}
+        for name in [each for each in self.experts if each not in used]:
+            del self.experts[name]
+
+    def mean(self, key: str, window: int, precision: Precision, classes: Sequence[str] = ()) -> torch.Tensor:
+        """The mean of the newest changes, followed by the means of the rows of these classes."""
+        names = tuple(self.newest[key][-window:])
+        if names not in self.means:
+            total = torch.zeros(self.size)
+            for name in names:
+                total += codec.values_in(np.frombuffer(self.experts[name].change, np.uint8), self.size, precision)
+            rows = [self.row(names, each) for each in classes]
+            self.means[names] = torch.cat([total.div_(len(names)), *rows])
+            while len(self.means) > CACHED:
+                del self.means[next(iter(self.means))]
+        return self.means[names]
+
+    def row(self, names: Sequence[str], each: str) -> torch.Tensor:
+        """The mean of the rows of one class."""
+        return torch.stack([self.experts[name].rows[each] for name in names]).mean(dim=0)
 
 
 @dataclass
@@ -99,7 +137,7 @@ class ClassExpertsClient(ClientState):
     def size(self) -> Size:
         tasks = list(self.tasks.values())
         kept = sum(len(task.change) + task.private.nbytes for task in tasks)
-        return Size(kept, sum(4 * task.nonzeros for task in tasks))
+        return Size(kept, 4 * sum(task.nonzeros for task in tasks))
 
 
 class ClassExperts(Method):
@@ -132,49 +170,50 @@ class ClassExperts(Method):
         wanted = ctx.classes if ctx.testing else {}
         if ctx.first and ctx.task in ctx.classes:
             wanted = {ctx.task: ctx.classes[ctx.task]}
-        download = Download()
-        for task, classes in wanted.items():
-            download.tensors |= self.mean_for(server, task, classes, "answer" if ctx.testing else "start")
-        return download
+        means = {
+            task: self.mean_for(server, classes, not ctx.testing, ctx.plan.wire) for task, classes in wanted.items()
+        }
+        return Download({f"model.{task}": mean for task, mean in means.items() if mean is not None})
 
     def mean_for(
-        self, server: ClassExpertsServer, task: int, classes: list[str], speed: Literal["start", "answer"]
-    ) -> Tensors:
-        """What is known of a task's classes: a body, and rows of the head; nothing if it is nothing."""
-        known = {each: server.rows[each] for each in sorted(classes) if each in server.rows}
-        common: torch.Tensor = getattr(server.common, speed)
-        if not known:
-            start_anyway = speed == "start" and self.options.unseen == "common" and server.common.count
-            return {f"body.{task}": common} if start_anyway else {}
-        rows: dict[str, torch.Tensor] = {each: getattr(expert, speed) for each, expert in known.items()}
-        if (key := set_key(classes)) not in server.sets:
-            return _named(task, common, rows)
-        expert = server.sets[key]
-        share = expert.count * len(classes) / sum(each.count for each in known.values())  # lambda
-        body, *of_set = getattr(expert, speed).split([len(common), *([len(rows[each]) for each in rows])])
-        if share < 1:
-            body = common.lerp(body, share)
-        rows = {each: rows[each].lerp(row, share) for each, row in zip(rows, of_set, strict=True)}
-        return _named(task, body, rows)
+        self, server: ClassExpertsServer, classes: list[str], starting: bool, precision: Precision
+    ) -> torch.Tensor | None:
+        """What is known of a task: a body, then rows sorted by class, 0 where a class is unknown; None: nothing."""
+        options, key, counts = self.options, set_key(classes), server.counts
+        windows = (options.start_window, options.common_start_window, options.row_start_window)
+        of_set, of_all, of_class = windows if starting else (options.window, options.common_window, options.row_window)
+        if not any(server.newest.get(each) for each in classes):
+            if starting and options.unseen == "common" and server.newest.get(ALL):
+                return torch.cat([server.mean(ALL, of_all, precision), torch.zeros(len(classes) * server.width)])
+            return None
+        share, order = 0.0, sorted(classes)
+        if server.newest.get(key):
+            of_this_set = server.mean(key, of_set, precision, order)
+            share = counts[key] * len(classes) / sum(counts[each] for each in classes)  # lambda
+            if share == 1:
+                return of_this_set  # the very object, so that it is encoded once for all clients
+        unknown = torch.zeros(server.width)
+        rows = [
+            server.row(names[-of_class:], each) if (names := server.newest.get(each)) else unknown for each in order
+        ]
+        mean = torch.cat([server.mean(ALL, of_all, precision), *rows])
+        return mean.lerp(of_this_set, share) if share else mean
 
     def upload_spec(self, layout: Layout, sent: Mapping[str, Any]) -> dict[str, TensorSpec]:
         task, classes = len(sent["classes"]) - 1, sent["classes"][-1]
-        rows = {f"head.{task}.{each}": TensorSpec("dense", layout.features + 1, once=True) for each in classes}
-        return {f"body.{task}": TensorSpec("dense", layout.head, once=True), **rows}
+        return {f"model.{task}": TensorSpec("dense", layout.head + len(classes) * (layout.features + 1), once=True)}
 
     def aggregate(self, server: ClassExpertsServer, updates: Updates, ctx: ServerContext) -> None:
         options = self.options
-        for update in (update for update in updates if update.task_tensors):
-            uploaded = {name: tensors.dense(tensor) for name, tensor in update.task_tensors.items()}
-            body, key = uploaded[f"body.{update.task}"], set_key(update.classes)
-            rows = {each: uploaded[f"head.{update.task}.{each}"] for each in sorted(update.classes)}
-            server.common = server.common.add(body, options.common_start_window, options.common_window)
-            expert = server.sets[key] if key in server.sets else Expert()
-            server.sets[key] = expert.add(torch.cat([body, *rows.values()]), options.start_window, options.window)
-            for each, row in rows.items():
-                of_class = server.rows[each] if each in server.rows else Expert()
-                # a row has to fit the common body, which moves with every upload: its newest upload counts most
-                server.rows[each] = of_class.add(row, 1, 3)
+        for update in updates:
+            name, model = f"{update.client}.{update.task}", update.task_tensors.get(f"model.{update.task}")
+            if model is None or name in server.experts:
+                continue
+            body, rows = split_model(tensors.dense(model), update.classes, ctx.layout)
+            windows = {ALL: max(options.common_window, options.common_start_window)}
+            windows |= {set_key(update.classes): max(options.window, options.start_window)}
+            windows |= dict.fromkeys(update.classes, max(options.row_window, options.row_start_window))
+            server.add(name, Expert(quantized(body, ctx.plan), rows), windows)
 
     # ---- client half -------------------------------------------------------------------------------------------------
 
@@ -182,34 +221,34 @@ class ClassExperts(Method):
         client.start(ctx, self.options)  # theta_0, unless a better start is received
 
     def receive(self, client: ClassExpertsClient, download: Download, ctx: TaskContext) -> None:
-        for task in client.tasks if ctx.task in client.tasks else ():
-            if f"body.{task}" in download.tensors and client.tasks[task].kept != "own":
-                self._improve(client, task, download, ctx)
-        if ctx.task not in client.tasks and f"body.{ctx.task}" in download.tensors:
-            self._start_from(client, download, ctx)
+        models = {name: tensors.dense(model) for name, model in download.tensors.items()}
+        if ctx.task in client.tasks:
+            for task in client.tasks:
+                if (model := models.get(f"model.{task}")) is not None and client.tasks[task].kept != "own":
+                    self._improve(client, task, model, ctx)
+        elif (model := models.get(f"model.{ctx.task}")) is not None:
+            self._start_from(client, model, ctx)
 
-    def _start_from(self, client: ClassExpertsClient, download: Download, ctx: TaskContext) -> None:
+    def _start_from(self, client: ClassExpertsClient, model: torch.Tensor, ctx: TaskContext) -> None:
         """Start from what others know of the task's classes, unless it is of no use on this client's images."""
-        layout, rows = ctx.layout, _rows(ctx.task, download)
-        vector = origin(ctx) + tensors.dense(download.tensors[f"body.{ctx.task}"])  # (layout.head,)
+        layout, (change, rows) = ctx.layout, received(model, ctx.classes, ctx.layout)
+        body = origin(ctx) + change  # (layout.head,)
         head = client.private[layout.head - layout.weights :]
-        private = with_rows(torch.cat([vector[layout.weights :], head]), rows, ctx.classes, layout)
+        private = with_rows(torch.cat([body[layout.weights :], head]), rows, ctx.classes, layout)
         if len(rows) == len(ctx.classes):
-            ctx.network.vector[: layout.weights], ctx.network.vector[layout.weights :] = (
-                vector[: layout.weights],
-                private,
-            )
+            ctx.network.vector[:] = torch.cat([body[: layout.weights], private])
             train, chance = ctx.load("train"), 1 / len(ctx.classes)
             accuracy = ctx.network.measure(train)[0]  # its images are new to this model
             if accuracy <= chance + math.sqrt(chance * (1 - chance) / len(train)):
                 return
-        client.weights, client.private = vector[: layout.weights].clone(), private
+        client.weights, client.private = body[: layout.weights].clone(), private
 
-    def _improve(self, client: ClassExpertsClient, task: int, download: Download, ctx: TaskContext) -> None:
+    def _improve(self, client: ClassExpertsClient, task: int, model: torch.Tensor, ctx: TaskContext) -> None:
         """Replace a finished task's result by the mean; the first time, if its own result is not better."""
-        own, body = client.tasks[task], tensors.dense(download.tensors[f"body.{task}"])
-        private = with_rows(own.private, _rows(task, download), ctx.classes_of(task), ctx.layout)
-        shared = replace(own, **_quantized(body, ctx), private=private, kept="shared")
+        own, classes = client.tasks[task], ctx.classes_of(task)
+        change, rows = received(model, classes, ctx.layout)
+        private = with_rows(own.private, rows, classes, ctx.layout)
+        shared = replace(own, **stored(change, ctx.plan), private=private, kept="shared")
         if task == ctx.task and not own.kept:
             mine, theirs = (self._correct(each, ctx) for each in (own, shared))  # bool (images,)
             wins, losses = int((mine & ~theirs).sum()), int((theirs & ~mine).sum())
@@ -223,14 +262,16 @@ class ClassExperts(Method):
         return ctx.network.predictions(valid).argmax(dim=1) == valid.labels
 
     def end_task(self, client: ClassExpertsClient, ctx: TaskContext) -> None:
-        vector = torch.cat([client.weights, client.private[: ctx.layout.head - ctx.layout.weights]])
-        client.tasks[ctx.task] = replace(client.tasks[ctx.task], **_quantized(vector - origin(ctx), ctx))
+        body = torch.cat([client.weights, client.private[: ctx.layout.head - ctx.layout.weights]])
+        client.tasks[ctx.task] = replace(client.tasks[ctx.task], **stored(body - origin(ctx), ctx.plan))
 
     def share_task(self, client: ClassExpertsClient, ctx: TaskContext) -> Tensors:
         if not client.rate.epochs:  # never trained: there is nothing to share
             return {}
-        task = client.tasks[ctx.task]
-        return _named(ctx.task, _change(task, ctx), rows_of(task.private, ctx.classes, ctx.layout))
+        task, layout = client.tasks[ctx.task], ctx.layout
+        change = _change(task, ctx)
+        rows = rows_of(task.private, ctx.classes, layout)
+        return {f"model.{ctx.task}": torch.cat([change, *(rows[each] for each in sorted(rows))])}
 
     def load_task(self, client: ClassExpertsClient, task: int, ctx: TaskContext) -> None:
         if task in client.tasks:
@@ -244,23 +285,25 @@ def origin(ctx: TaskContext) -> torch.Tensor:
     return torch.cat([ctx.initial(), ctx.network.initial_statistics])
 
 
-def _named(task: int, body: torch.Tensor, rows: Mapping[str, torch.Tensor]) -> Tensors:
-    return {f"body.{task}": body, **{f"head.{task}.{each}": row for each, row in rows.items()}}
+def received(
+    model: torch.Tensor, classes: tuple[str, ...], layout: Layout
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The change of the body, and the rows of the classes that are known."""
+    change, rows = split_model(model, classes, layout)
+    return change, {each: row for each, row in rows.items() if row.any()}
 
 
-def _rows(task: int, download: Download) -> dict[str, torch.Tensor]:
-    prefix = f"head.{task}."
-    found = ((name.removeprefix(prefix), row) for name, row in download.tensors.items() if name.startswith(prefix))
-    return {key: tensors.dense(row) for key, row in found}
+def quantized(change: torch.Tensor, plan: Plan) -> bytes:
+    return b"".join(chunk.tobytes() for chunk in codec.values_out("change", change, plan.wire))
 
 
-def _quantized(change: torch.Tensor, ctx: TaskContext) -> dict[str, Any]:
-    wire = np.concatenate([chunk.view(np.uint8) for chunk in codec.values_out("body", change, ctx.plan.wire)])
-    return {"change": wire.tobytes(), "nonzeros": codec.count_nonzeros(wire, change.numel(), ctx.plan.wire)}
+def stored(change: torch.Tensor, plan: Plan) -> dict[str, Any]:
+    """What a finished task keeps of its D."""
+    return {"change": quantized(change, plan), "nonzeros": int(change.count_nonzero())}
 
 
 def _change(task: ClassExpertsTask, ctx: TaskContext) -> torch.Tensor:
-    return codec.values_in(np.frombuffer(task.change, dtype=np.uint8), ctx.layout.head, ctx.plan.wire)
+    return codec.values_in(np.frombuffer(task.change, np.uint8), ctx.layout.head, ctx.plan.wire)
 
 
 def _write(task: ClassExpertsTask, ctx: TaskContext) -> None:

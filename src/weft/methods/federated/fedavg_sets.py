@@ -18,7 +18,7 @@ from weft.methods.class_heads import model_of, set_key, split_model, with_rows
 from weft.methods.context import Download, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.continual.stl import STL, STLClient, STLOptions
 from weft.methods.method import MethodInfo, Traits
-from weft.methods.state import ServerState, Table
+from weft.methods.state import ServerState
 from weft.wire import tensors
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class FedAvgSetsOptions(STLOptions):
 
 @dataclass
 class FedAvgSetsServer(ServerState):
-    models: Table[str, torch.Tensor] = field(default_factory=Table)  # theta_S by its name: the body, then rows by class
+    models: dict[str, torch.Tensor] = field(default_factory=dict)  # theta_S by name: the body, then rows by class
 
 
 class FedAvgSets(STL):
@@ -68,7 +68,7 @@ class FedAvgSets(STL):
 
     def aggregate(self, server: FedAvgSetsServer, updates: Updates, ctx: ServerContext) -> None:
         for name in sorted({name for update in updates for name in update.tensors}):
-            known = server.models[name] if name in server.models else updates.parts(name)[0]
+            known = server.models.get(name, updates.parts(name)[0])
             server.models[name] = tensors.dense(updates.merge(name, known, self.options.average))
 
     # ---- client half
