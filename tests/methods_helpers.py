@@ -19,6 +19,7 @@ from weft.wire.tensors import dense
 
 PRESETS = [f"{name}@{preset}" for name in METHODS for preset in class_of(name).presets]
 NAMES = [*METHODS, *COMBINATIONS, *PRESETS]
+PRIVATE_HEADS = [name for name in NAMES if not class_of(name).traits.by_class]  # unless heads=class
 TALKING = [name for name in NAMES if class_of(name).traits.federated]
 QUICK = ["fedweit", "fedavg", "scaffold", "joint", "fedprox+ewc"]  # the others meet the contract in the slow tests
 

@@ -13,6 +13,7 @@ import torch
 from helpers import Run, differences, run, state_bits, tiny, vector
 from methods_helpers import (
     NAMES,
+    PRIVATE_HEADS,
     TALKING,
     fresh,
     marked,
@@ -118,7 +119,7 @@ def test_who_does_not_talk_sends_nothing(name):
         assert not dataclasses.fields(finished.server)
 
 
-@each_method
+@pytest.mark.parametrize("name", marked(PRIVATE_HEADS))
 @pytest.mark.parametrize("biases", ["private", "shared"])
 def test_heads_stay_at_home_and_private_biases_too(name, biases):
     """Looked for in the very bytes that travelled: any four numbers in a row of somebody's head."""
@@ -144,7 +145,7 @@ def test_heads_stay_at_home_and_private_biases_too(name, biases):
     assert not any(secret in travelled for secret in secrets)
 
 
-@pytest.mark.parametrize("name", marked(TALKING))
+@pytest.mark.parametrize("name", marked([name for name in TALKING if name in PRIVATE_HEADS]))
 def test_shared_biases_do_travel(name):
     """The other side of the test above: what is sent is found in the bytes."""
     finished = run(method=name, **{} if name == "fedavg" else {"method__biases": "shared"})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -213,6 +213,7 @@ class EvaluationFields(_Fields):
     accuracy: list[Share]
     validation: list[Share]
     metrics: list[TaskMetrics] = []
+    kept: list[Literal["own", "shared"]] = []
 
 
 BY_OP: dict[str, type[_Fields]] = {
@@ -238,7 +239,8 @@ def fields_fault(fields: Mapping[str, Any], ops: Collection[str], task: int, met
         except ValidationError as error:
             name = str(error.errors()[0]["loc"][0])
             return f"its {name} cannot be {show(given[name])}" if name in given else f"its {name} is missing"
-    for name, exact in (("density", False), ("accuracy", True), ("validation", True), ("metrics", True)):
+    exactly = ("accuracy", "validation", "metrics", "kept")
+    for name, exact in (("density", False), *((name, True) for name in exactly)):
         count = len(fields.get(name, ()))
         if name in fields and (count > task + 1 or (exact and count != task + 1)):
             return f"its {name} is of {count} tasks, not of {task + 1}"

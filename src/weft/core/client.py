@@ -243,4 +243,6 @@ def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskCo
             labels = batches.labels.cpu().numpy() - first
             measured = metrics.measure_all(runtime.plan.metrics.split(","), labels, outputs)
             found.setdefault("metrics", []).append(measured)
+    if any(choices := [tested.tasks[task].choice() for task in tested.tasks if task <= ctx.task]):
+        found["kept"] = choices
     return found

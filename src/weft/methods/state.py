@@ -131,6 +131,10 @@ class TaskState:
         """The share of nonzeros in the task's A; None for methods without one."""
         return None
 
+    def choice(self) -> str:
+        """Whose result the task is tested with, own or shared; empty for methods that offer no choice."""
+        return ""
+
 
 @dataclass
 class ClientState:

@@ -129,6 +129,9 @@ class ClassExpertsTask(TaskState):
     nonzeros: int = 0  # of D
     kept: str = ""  # "own" or "shared", whichever was better on the task's validation images; empty: not compared yet
 
+    def choice(self) -> str:
+        return self.kept or "own"
+
 
 @dataclass
 class ClassExpertsClient(ClientState):
