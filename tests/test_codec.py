@@ -19,8 +19,8 @@ from weft.wire.tensors import Rows, Sparse, same
 FLOATS = st.floats(-(2.0**120), 2.0**120, width=32)
 
 
-def written(values: torch.Tensor) -> np.ndarray:
-    return np.concatenate([chunk.view(np.uint8) for chunk in values_out("x", values, "int8")])
+def written(values: torch.Tensor, precision: str = "int8") -> np.ndarray:
+    return np.concatenate([chunk.view(np.uint8) for chunk in values_out("x", values, precision)])
 
 
 @pytest.mark.parametrize(
@@ -47,17 +47,45 @@ def test_each_block_has_its_own_exponent():
     assert torch.allclose(values_in(wire, values.numel(), "int8"), values, rtol=0.5 / 64)
 
 
+@pytest.mark.parametrize(
+    ("values", "exponents", "packed"),
+    [
+        ([1.0, -0.5, 0.25], [-2], [0xE4, 0x01]),  # 4, -2 and 1, the first of two in the low half of a byte
+        ([7.5, 1.0], [1], [0x04]),  # 7.5 would round to 8
+        ([0.0], [-120], [0]),
+    ],
+)
+def test_digits_of_four_bits_by_hand(values, exponents, packed):
+    wire = written(torch.tensor(values), "int4")
+    assert wire.size == length(len(values), "int4")
+    assert wire[:1].view(np.int8).tolist() == exponents
+    assert wire[1:].tolist() == packed
+
+
+@pytest.mark.parametrize("byte", [0x08, 0x80])
+def test_a_value_that_four_bits_do_not_use_is_refused(byte):
+    wire = written(torch.tensor([4.0, 4.0]), "int4")
+    assert values_in(wire, 2, "int4").tolist() == [4.0, 4.0]
+    wire[1] = byte
+    with pytest.raises(ValueError, match="does not use"):
+        values_in(wire, 2, "int4")
+    wire[1] = 0x44
+    with pytest.raises(ValueError, match="beyond its end"):
+        values_in(wire, 1, "int4")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize(("precision", "largest"), [("int8", 127), ("int4", 7)])
 @settings(max_examples=200, deadline=None)
-@given(st.lists(FLOATS, max_size=3 * BLOCK))
-def test_the_error_is_small_and_writing_again_changes_nothing(numbers):
+@given(numbers=st.lists(FLOATS, max_size=3 * BLOCK))
+def test_the_error_is_small_and_writing_again_changes_nothing(precision, largest, numbers):
     values = torch.tensor(numbers)
-    wire = written(values)
-    got = values_in(wire, values.numel(), "int8")
-    assert np.array_equal(written(got), wire)
+    wire = written(values, precision)
+    got = values_in(wire, values.numel(), precision)
+    assert np.array_equal(written(got, precision), wire)
     for block, back in zip(values.split(BLOCK), got.split(BLOCK), strict=True):
         if block.numel():
-            limit = max(float(block.abs().max()) / 127, 2.0**-121)
+            limit = max(float(block.abs().max()) / largest, 2.0**-121)
             assert float((back.double() - block.double()).abs().max()) <= limit
 
 
