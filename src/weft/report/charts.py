@@ -30,6 +30,8 @@ class Axis:
     ticks: Sequence[tuple[float, str]] = ()
     range: tuple[float, float] | None = None
     borders: Sequence[float] = ()  # thin lines between tasks
+    log: bool = False
+    shared: bool = False  # of y: one scale for all charts of a figure
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ class Series:
     widths: Sequence[float] = ()  # of bars
     color: int | str | None = None  # instead of the group's: an index, "ink" or "faint"
     dashed: bool = False
+    bold: bool = False
     key: str = ""  # bars with the same key share one position and one entry of the legend
 
     @property
@@ -84,7 +87,7 @@ class Chart:
     client: str | None = None  # a number, or "mean"
     legend: bool = False
     stacked: bool = False
-    figure: str = ""  # file of the figure for a paper; charts of one file are drawn side by side
+    figure: str = ""  # file of the figure for a paper; charts of one file are drawn side by side under one legend
 
 
 @dataclass(frozen=True)

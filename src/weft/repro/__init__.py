@@ -3,9 +3,8 @@
 An experiment is a TOML file: a plan, rows that each change something in it, and the paper's numbers. The files of the
 paper's tables and figures are in experiments/; `weft repro my_table.toml` runs one of the user's.
 
-    figures.py   points and text of the figures    store.py    results as csv, written under a lock
-    drawing.py   their charts                      output.py   Markdown, LaTeX, pictures, JSON
-    runner.py    run what is missing
+    figures.py   points, charts and text of figures    store.py    results as csv, written under a lock
+    runner.py    run what is missing                   output.py   Markdown, LaTeX, pictures, JSON
 """
 
 from __future__ import annotations

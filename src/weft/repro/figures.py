@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 from weft.errors import WeftError
+from weft.metrics import Spread
+from weft.report.charts import Axis, Chart, HeatMap, Series, percents
 from weft.report.reading import Run, read_run
 from weft.report.text import markdown_table, share_of_dense
-from weft.repro import Experiment, Row, drawing
-from weft.repro.drawing import Curve, Panels
+from weft.repro import Experiment, Row
 from weft.runs.folder import read_plan, read_summary
 from weft.runs.journal import read_journal
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as Picture
-
+Curve = list[tuple[float, Spread]]  # by x, over seeds
+Panels = Mapping[str, Mapping[str, Curve]]  # panel -> series -> curve, in the order of the experiment's rows
 Point = tuple[str, str, float, float]  # panel, series, x, y
 
 
@@ -29,11 +30,9 @@ class Figure:
     """One kind of figure; unless it says otherwise, a row of panels with lines and a table for each panel."""
 
     columns: ClassVar[tuple[str, str, str, str]]  # names of panel, series, x and y in the csv
-    x = "round"
-    y = "validation accuracy (%)"
-    size = (2.4, 2.0)  # inches of a panel
+    x = Axis("round")
+    y = Axis("validation accuracy (%)", "%")
     clients: ClassVar[Collection[int] | None] = None  # whose accuracy is read; None: all
-    share_y = False
 
     def __init__(self, experiment: Experiment):
         self.names, self.reference = experiment.names, experiment.reference
@@ -44,17 +43,28 @@ class Figure:
         means = [fmean(values) for values in zip(*later, strict=True)]
         return [(row.panel, row.series or row.label, number, value) for number, value in enumerate(means, start=1)]
 
-    def charts(self, panels: Panels) -> Mapping[str, Picture]:
-        """Charts by the suffix of their file names."""
-        return {"": self.lines(panels, [list(panels)])}
+    def charts(self, panels: Panels) -> list[Chart]:
+        """Each with the suffix of its file name as its figure."""
+        return self.lines(panels, list(panels))
 
     def text(self, panels: Panels) -> list[str]:
         """The numbers in paragraphs of Markdown."""
         return [paragraph for title, curves in panels.items() for paragraph in self._panel_text(title, curves)]
 
-    def lines(self, panels: Panels, rows: Sequence[Sequence[str]], **options: Any) -> Picture:
-        named = {title: {self.name(one): curve for one, curve in panels[title].items()} for title in panels}
-        return drawing.draw_lines(named, rows, self.x, self.y, self.size, share_y=self.share_y, **options)
+    def lines(self, panels: Panels, shown: Sequence[str], suffix: str = "") -> list[Chart]:
+        order = series_of(panels)
+
+        def line(series: str, curve: Curve) -> Series:
+            xs, ys = [x for x, _ in curve], [y for _, y in curve]
+            deviations = percents(y.deviation for y in ys)
+            label, index, means = self.name(series), order.index(series), percents(y.mean for y in ys)
+            return Series(label, xs, means, (), index, deviations=deviations, bold=label == "FedWeIT")
+
+        def chart(title: str) -> Chart:
+            series = [line(*one) for one in panels[title].items()]
+            return Chart(title, title, "", series, self.x, self.y, figure=suffix)
+
+        return [chart(title) for title in shown]
 
     def name(self, series: str) -> str:
         return self.names.get(series, series)
@@ -68,7 +78,7 @@ class Figure:
             [self.name(series), *(f"{found[x]:.1f}" if x in found else "-" for x in shown)]
             for series, found in means.items()
         ]
-        yield markdown_table([f"{title}: {self.y}, {self.x}", *(f"{x:g}" for x in shown)], lines)
+        yield markdown_table([f"{title}: {self.y.title}, {self.x.title}", *(f"{x:g}" for x in shown)], lines)
         reference, compared = means.pop(self.reference, {}), []
         for series, found in means.items():
             if gaps := [found[x] - reference[x] for x in xs if x in found and x in reference]:
@@ -83,15 +93,14 @@ class Interference(Figure):
     """Validation accuracy of client 0 in its second task, round by round."""
 
     columns = ("panel", "sender", "round", "validation_accuracy")
-    clients, size = (0,), (3.5, 2.2)
+    clients = (0,)
 
 
 class Adaptation(Figure):
     """Validation accuracy of the last five tasks, round by round, by the number of clients."""
 
     columns = ("clients_and_task", "curve", "round", "validation_accuracy")
-    size = (1.75, 1.75)
-    share_y = True
+    y = replace(Figure.y, shared=True)
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         run = whole_run(folder)
@@ -101,15 +110,13 @@ class Adaptation(Figure):
             for number, value in enumerate(values, start=1)
         ]
 
-    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+    def charts(self, panels: Panels) -> list[Chart]:
         few, *more = self._by_clients(panels).values()
-        charts = {"": self.lines(panels, [few[-2:] + (more[-1][-2:] if more else [])])}
-        if more:
-            chosen = [panel for row in more for panel in row]
-            everywhere = [name for name in series_of(panels) if all(name in panels[one] for one in chosen)]
-            common = {one: {name: panels[one][name] for name in everywhere} for one in chosen}
-            charts["-clients"] = self.lines(common, more)
-        return charts
+        charts = self.lines(panels, few[-2:] + (more[-1][-2:] if more else []))
+        chosen = [panel for row in more for panel in row]
+        everywhere = [name for name in series_of(panels) if all(name in panels[one] for one in chosen)]
+        common = {one: {name: panels[one][name] for name in everywhere} for one in chosen}
+        return charts + self.lines(common, chosen, "-clients")
 
     def text(self, panels: Panels) -> list[str]:
         lines = []
@@ -133,7 +140,7 @@ class Forgetting(Figure):
     """Test accuracy of each task at its end and at the end of each later task."""
 
     columns = ("task", "curve", "after_task", "accuracy")
-    x, y, share_y = "after learning task", "accuracy (%)", True
+    x, y = Axis("after learning task"), Axis("accuracy (%)", "%", shared=True)
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         matrices = list(whole_run(folder).matrices.values())
@@ -144,12 +151,11 @@ class Forgetting(Figure):
             for after in range(task, tasks)
         ]
 
-    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+    def charts(self, panels: Panels) -> list[Chart]:
         tasks = list(panels)
         numbers = (round(share * (len(tasks) + 1)) for share in (0.3, 0.6, 0.8))  # tasks 3, 6 and 8 of the paper's 10
         chosen = list(dict.fromkeys(tasks[min(max(number, 1), len(tasks)) - 1] for number in numbers))
-        rows = [tasks[start : start + 3] for start in range(0, len(tasks), 3)]
-        return {"": self.lines(panels, [chosen]), "-all": self.lines(panels, rows)}
+        return self.lines(panels, chosen) + self.lines(panels, tasks, "-all")
 
     def text(self, panels: Panels) -> list[str]:
         lines = []
@@ -166,7 +172,8 @@ class Cost(Figure):
     """Accuracy over the values that clients sent, for several values of method.keep."""
 
     columns = ("measure", "curve", "keep", "value")
-    x, y, size = "sent by clients, of dense (%)", "accuracy (%)", (3.8, 2.5)
+    x = Axis("sent by clients, of dense (%)", ticks=[(x, str(x)) for x in (3, 10, 30, 100)], log=True)
+    y = Axis("accuracy (%)", "%")
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         summary, keep = read_summary(folder) or {}, read_plan(folder).method_options["keep"]
@@ -175,13 +182,13 @@ class Cost(Figure):
             raise WeftError(f"{row.label} sends nothing, so it has no place in a figure of costs; remove the row")
         return [(measure, row.series or row.method, keep, value) for measure, value in measures.items()]
 
-    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+    def charts(self, panels: Panels) -> list[Chart]:
         sent = {series: dict(curve) for series, curve in panels["sent_of_dense"].items()}
         curves = {
             series: sorted((100 * sent[series][keep].mean, found) for keep, found in curve)
             for series, curve in panels["accuracy"].items()
         }
-        return {"": self.lines({"": curves}, [[""]], log_ticks=(3, 10, 30, 100))}
+        return self.lines({"": curves}, [""])
 
     def text(self, panels: Panels) -> list[str]:
         accuracy, sent = panels["accuracy"], panels["sent_of_dense"]
@@ -199,7 +206,7 @@ class Async(Figure):
     """Accuracy of the finished tasks over the share of all training images processed so far."""
 
     columns = ("scenario", "async", "work", "accuracy")
-    x, y, size = "work done (%)", "accuracy of the tasks so far (%)", (2.9, 2.2)
+    x, y = Axis("work done (%)"), Axis("accuracy of the tasks so far (%)", "%")
 
     def points(self, row: Row, folder: Path) -> list[Point]:
         """One point for each task, at equal distances: the last test of each client until then."""
@@ -215,7 +222,7 @@ class Async(Figure):
                 points.append((plan.scenario, row.series or plan.asynchronous, work, fmean(newest.values())))
         return points
 
-    def charts(self, panels: Panels) -> Mapping[str, Picture]:
+    def charts(self, panels: Panels) -> list[Chart]:
         return super().charts(self._in_percent(panels))
 
     def text(self, panels: Panels) -> list[str]:
@@ -248,19 +255,28 @@ class Attention(Figure):
             points.append((task, foreign, one.count, one.alphas[layer]))
         return points
 
-    def charts(self, panels: Panels) -> Mapping[str, Picture]:
-        shown = {
-            self.task(task): {self.task(one): panels[task][one] for one in by_attention(panels[task])}
-            for task in shown_tasks(panels)
-        }
-        cells = {
-            (self.name(own), self.name(foreign)): (value, f"{value:.2f}\n({count})")
-            for (own, foreign), (value, count) in by_dataset(panels).items()
-        }
-        names = list(dict.fromkeys([*self.names.values(), *sorted(one for pair in cells for one in pair)]))
-        x, y, label = "dataset of the foreign A", "dataset of the task", "attention, times n"
-        heat_map = drawing.draw_heat_map(cells, names, x, y, label)
-        return {"": drawing.draw_stems(shown, names, "attention"), "-datasets": heat_map}
+    def charts(self, panels: Panels) -> list[Chart]:
+        pairs = by_dataset(panels)
+        known = [*self.names, *sorted({one for pair in pairs for one in pair} - {*self.names})]
+        rows, columns = ([name for name in known if any(pair[side] == name for pair in pairs)] for side in (0, 1))
+        cells = [[pairs.get((row, column), (None, 0))[0] for column in columns] for row in rows]
+        reach = max([0.05, *(abs(value - 1) for value, _ in pairs.values())])
+        limits = (1 - reach, 1 + reach)
+        body = HeatMap("", [*map(self.name, rows)], [*map(self.name, columns)], cells, limits, 2, diverging=True)
+        title, x, y = "attention, times n", Axis("dataset of the foreign A"), Axis("dataset of the task")
+        return [
+            *(self._bars(task, panels[task], known) for task in shown_tasks(panels)),
+            Chart(title, title, "", body, x, y, figure="-datasets"),
+        ]
+
+    def _bars(self, task: str, foreign: Mapping[str, Curve], datasets: Sequence[str]) -> Chart:
+        """Bars from the equal weight at the start, 1/n; one scale: twice as far from the start is twice as long."""
+        bars = []
+        for name in by_attention(foreign):
+            dataset = name.rpartition("-")[0]
+            moved = fmean(found.mean - 1 / count for count, found in foreign[name])
+            bars.append(Series(self.name(dataset), [self.task(name)], [moved], (), datasets.index(dataset), kind="bar"))
+        return Chart(task, f"learning {self.task(task)}", "", bars, y=Axis("attention, minus 1/n", shared=True))
 
     def text(self, panels: Panels) -> list[str]:
         paragraphs = []

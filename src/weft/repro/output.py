@@ -17,7 +17,7 @@ from rich.table import Table
 from weft.metrics import Spread, spread
 from weft.plan import COMPONENTS, Plan
 from weft.report.text import markdown_table, share_of_dense, spread_text
-from weft.repro import Experiment, Measure, Published, Row, drawing
+from weft.repro import Experiment, Measure, Published, Row
 from weft.repro.figures import FIGURES
 from weft.repro.store import Results
 
@@ -51,8 +51,11 @@ def render(results: Results, more_to_come: bool) -> Mapping[str, str | bytes]:
         return {".md": page(results), ".tex": latex(results)}
     if more_to_come:
         return {}
-    panels = results.panels()
-    pictures = drawing.files(FIGURES[results.experiment.figure](results.experiment).charts, panels) if panels else {}
+    pictures: dict[str, bytes] = {}
+    if panels := results.panels():
+        from weft.report.matplotlib import render as drawn
+
+        pictures = dict(drawn(FIGURES[results.experiment.figure](results.experiment).charts(panels), "png", "svg"))
     return {".md": page(results, [name for name in pictures if name.endswith(".svg")]), **pictures}
 
 

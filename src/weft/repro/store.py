@@ -22,8 +22,7 @@ from weft.errors import WeftError
 from weft.files import write_bytes, write_text
 from weft.metrics import spread
 from weft.repro import Experiment, Row
-from weft.repro.drawing import Curve
-from weft.repro.figures import FIGURES
+from weft.repro.figures import FIGURES, Curve
 from weft.runs.folder import read_images, read_summary
 from weft.scenarios.splits import has_changed
 
