@@ -13,12 +13,25 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from weft.errors import WeftError
 from weft.files import write_text
 from weft.report.text import duration, markdown_table, percent, size
 
 from .bars import POINTS_ALLOWED
+from .figure import check_matplotlib, draw
 
 Results = Mapping[str, Any]
+TITLES = {  # of the parts
+    "steps": "training steps",
+    "wire": "encoding and decoding",
+    "server": "server work",
+    "start": "command to first step",
+    "workers": "one and two workers",
+    "memory": "few and many clients",
+    "engine": "default FedWeIT plan",
+    "paired": "the same with all rows of B",
+    "peers": "FedAvg on Flower",
+}
 
 
 class Table(NamedTuple):
@@ -216,10 +229,42 @@ def to_markdown(results: Results) -> str:
     return "\n".join(lines)
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write bench.json and bench.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = {"bench.json": json.dumps(results, indent=2) + "\n", "bench.md": to_markdown(results)}
-    for name, text in files.items():
-        write_text(folder / name, text)
-    return [folder / name for name in files]
+class Files:
+    """The files of a benchmark in a folder, if there is one: bench-parts.json until all parts are measured."""
+
+    def __init__(self, folder: Path | None):
+        """Fail before anything is measured if something would be missing at the end."""
+        self._folder = folder
+        self.parts: list[str] = []  # that are saved
+        if folder is None:
+            return
+        check_matplotlib()
+        self._partial = folder / "bench-parts.json"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._partial.touch()
+            self._partial.unlink()
+        except OSError as error:
+            raise WeftError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
+
+    def save_partial(self, found: Results) -> None:
+        if self._folder is not None:
+            write_text(self._partial, json.dumps(found, indent=2) + "\n")
+            self.parts = list(found["part_seconds"])
+
+    def describe_partial(self) -> str:
+        if not self.parts:
+            return "nothing was written"
+        return f"the parts measured so far ({', '.join(self.parts)}) are in {self._partial}"
+
+    def write(self, results: Results) -> list[Path]:
+        """Write bench.json, bench.md and the figure; return their paths."""
+        if self._folder is None:
+            return []
+        files = {"bench.json": json.dumps(results, indent=2) + "\n", "bench.md": to_markdown(results)}
+        for name, text in files.items():
+            write_text(self._folder / name, text)
+        self._partial.unlink(missing_ok=True)
+        picture = self._folder / "bench-growth.png"
+        draw(results, picture)
+        return [*(self._folder / name for name in files), picture]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from enum import StrEnum
@@ -15,8 +14,6 @@ from weft import repro
 from weft.cli.common import AsJson, DataDir, Workers, interruptible, notes, out, print_json, say, worker_count
 from weft.cli.progress import ProgressDisplay
 from weft.cli.show import experiments
-from weft.errors import WeftError
-from weft.files import write_text
 from weft.lazy import np
 from weft.report import terminal
 from weft.repro import output
@@ -94,18 +91,6 @@ def _repeat() -> str:
 
 # ---- weft bench
 
-PARTS = {
-    "steps": "training steps",
-    "wire": "encoding and decoding",
-    "server": "server work",
-    "start": "command to first step",
-    "workers": "one and two workers",
-    "memory": "few and many clients",
-    "engine": "default FedWeIT plan",
-    "paired": "the same with all rows of B",
-    "peers": "FedAvg on Flower",
-}
-
 
 def bench_command(
     as_json: AsJson = False,
@@ -120,60 +105,27 @@ def bench_command(
 
     Run nothing else meanwhile; it takes a quarter of an hour or more, some minutes with --quick.
     """
-    from weft.benchmarks.figure import check_matplotlib, draw
-    from weft.benchmarks.report import tables, to_terminal, write
+    from weft.benchmarks.report import TITLES, Files, tables, to_terminal
     from weft.benchmarks.suite import bench
 
-    if out_folder is not None:
-        check_matplotlib()
-    partial = PartialResults(out_folder)
+    files = Files(out_folder)
     try:
-        with interruptible(partial.describe), ProgressDisplay() as display:
-            found = bench(quick, peers, lambda part, *count: display.part(PARTS[part], *count), partial.save)
+        with interruptible(files.describe_partial), ProgressDisplay() as display:
+            found = bench(quick, peers, lambda part, *count: display.part(TITLES[part], *count), files.save_partial)
     except Exception:
-        if partial.parts:
-            say(partial.describe(), notes)
+        if files.parts:
+            say(files.describe_partial(), notes)
         raise
-    files: list[Path] = []
-    if out_folder is not None and partial.file is not None:
-        files = [*write(found, out_folder), out_folder / "bench-growth.png"]
-        partial.file.unlink(missing_ok=True)
-        draw(found, files[-1])
+    written = files.write(found)
     if as_json:
         print_json(found)
     else:
         for table in tables(found):
             out.print(to_terminal(table))
-        for file in files:
+        for file in written:
             say(str(file))
     if check and any(bar["met"] is False for bar in found["bars"]):
         raise typer.Exit(1)
-
-
-class PartialResults:
-    """What is measured so far, in a file next to the results until the benchmark is complete."""
-
-    def __init__(self, folder: Path | None):
-        """Fail before anything is measured if the folder is not writable."""
-        self.file = None if folder is None else folder / "bench-parts.json"
-        self.parts: list[str] = []
-        try:
-            if self.file is not None:
-                self.file.parent.mkdir(parents=True, exist_ok=True)
-                self.file.touch()
-                self.file.unlink()
-        except OSError as error:
-            raise WeftError(f"cannot write to {folder} ({error.strerror}); choose another --out") from None
-
-    def save(self, found: dict[str, Any]) -> None:
-        if self.file is not None:
-            write_text(self.file, json.dumps(found, indent=2) + "\n")
-            self.parts = list(found["part_seconds"])
-
-    def describe(self) -> str:
-        if not self.parts:
-            return "nothing was written"
-        return f"the parts measured so far ({', '.join(self.parts)}) are in {self.file}"
 
 
 # ---- weft export, weft predict
