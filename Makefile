@@ -22,7 +22,7 @@ test-all: $(VENV)/ready-to-test lint
 # real hubs and sites on loopback, killed and refused, and all that a message may do to them; Flower pins what others need
 # newer, so in an environment of its own
 test-flower: $(FLOWER)/ready
-	$(FLOWER)/bin/pytest -q -n 2 --dist loadgroup tests/flower tests/test_fuzz.py tests/test_fuzz_requests.py tests/test_faults.py \
+	$(FLOWER)/bin/pytest -q -n 2 --dist loadgroup tests/flower tests/test_fuzz.py tests/test_faults.py \
 		tests/test_supervisor.py tests/test_site_state.py
 
 quick: $(VENV)/ready-to-test

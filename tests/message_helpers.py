@@ -26,11 +26,11 @@ def sparse_at(size, *indices):
     return Sparse(size, torch.tensor(indices, dtype=torch.int32), torch.arange(1.0, len(indices) + 1))
 
 
-def framed(header, payload=b""):
-    """A message with a valid frame and checksum around whatever is claimed."""
+def framed(header, payload=b"", lengths=None):
+    """A message with a valid frame and checksum around whatever is claimed; `lengths` are what the frame claims."""
     if not isinstance(header, bytes):
         header = json.dumps(header, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    body = struct.pack("<4sHIQ", b"WEFT", VERSION, len(header), len(payload)) + header + payload
+    body = struct.pack("<4sHIQ", b"WEFT", VERSION, *(lengths or (len(header), len(payload)))) + header + payload
     return body + struct.pack("<I", zlib.crc32(body))
 
 

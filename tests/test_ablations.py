@@ -14,33 +14,29 @@ from methods_helpers import (
 from weft.wire.tensors import dense
 
 
-def test_everything_travels_by_default():
-    finished = weit(tasks=3)
-    assert finished.names("c2s") == {"weights", "adaptive"}
-    assert finished.names("s2c") == {"weights", "foreign"}
-
-
-def test_without_b_comm_no_base_travels():
-    for biases in ("private", "shared"):
-        finished = weit(ablate="b_comm", biases=biases)
-        assert finished.names("c2s") == {"adaptive"}
-        assert finished.names("s2c") == {"foreign"}
-    assert not torch.equal(*(finished.clients[client].weights for client in (0, 1)))
-
-
-def test_without_a_comm_no_adaptive_travels():
-    finished = weit(tasks=3, ablate="a_comm")
-    assert finished.names("c2s") == {"weights"}
-    assert finished.names("s2c") == {"weights"}
-    assert not finished.server.knowledge
-    assert all(value.count_nonzero() for value in adaptives(finished).values())  # it is there, at home
+@pytest.mark.parametrize(
+    ("ablate", "up", "down"),
+    [
+        ((), {"weights", "adaptive"}, {"weights", "foreign"}),
+        ("b_comm", {"adaptive"}, {"foreign"}),
+        ("a_comm", {"weights"}, {"weights"}),
+        ("a", {"weights"}, {"weights"}),
+    ],
+)
+def test_what_travels(ablate, up, down):
+    for biases in ("private", "shared") if ablate == "b_comm" else ("private",):
+        finished = weit(tasks=3, ablate=ablate, biases=biases)
+        assert (finished.names("c2s"), finished.names("s2c")) == (up, down)
+        assert bool(finished.server.knowledge) == ("adaptive" in up)
+    if ablate == "b_comm":
+        assert not torch.equal(*(finished.clients[client].weights for client in (0, 1)))
+    if ablate == "a_comm":
+        assert all(value.count_nonzero() for value in adaptives(finished).values())  # it is there, at home
 
 
 @pytest.mark.parametrize("past", ["frozen", "closed", "joint"])
 def test_without_a_it_is_zero_everywhere(past):
     finished = weit(tasks=3, ablate="a", past=past)
-    assert finished.names("c2s") == {"weights"}
-    assert finished.names("s2c") == {"weights"}
     for client in range(3):
         assert len(adaptives(finished, client)) == 3
         for key, value in adaptives(finished, client).items():

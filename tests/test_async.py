@@ -242,20 +242,6 @@ def test_a_plan_that_makes_no_sense_is_an_error(words, said):
         Plan(**{"async": "updates", **words})
 
 
-def test_the_plan_is_read_as_it_was_written(tmp_path):
-    plan = Plan(**{"async": "task_clocks", "clock.spread": 2.0, "faults": {"drop": 0.1}, "quorum": 2})
-    (tmp_path / "plan.toml").write_text(plan.toml())
-    assert Plan.load(tmp_path / "plan.toml", name=plan.name) == plan
-    assert (plan.asynchronous, plan.clock.spread, plan.faults.drop) == ("task_clocks", 2.0, 0.1)
-    assert 'async = "task_clocks"' in plan.toml()
-    with pytest.raises(WeftError, match=r"unknown key clock.speed; did you mean clock.spread\?"):
-        Plan(**{"clock.speed": 2.0})
-    with pytest.raises(WeftError, match=r"async: .*'none'"):
-        Plan(**{"async": "never"})
-    with pytest.raises(WeftError, match=r"quorum is 9 .* choose 1 to 5"):
-        Plan(quorum=9)
-
-
 # ---- rounds with a quorum or a deadline ------------------------------------------------------------------------------
 
 

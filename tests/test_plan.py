@@ -235,6 +235,9 @@ def plans(draw: st.DrawFn) -> Plan:
                 "device": st.sampled_from(["auto", "cpu", "cuda", "mps"]),
                 "network": st.fixed_dictionaries({"name": st.just("mlp"), "hidden": st.integers(1, 65536)}),
                 "scenario.pool": st.integers(1, 100),
+                "async": st.sampled_from(["none", "task_clocks"]),
+                "clock.spread": st.floats(1, 1000),
+                "faults": st.fixed_dictionaries({"drop": st.floats(0, 0.9)}),
                 "scenario.sharing": st.sampled_from(["disjoint", "overlapping"]),
             },
         )
@@ -299,6 +302,8 @@ MISTAKES = [
     ("clients_per_round=0", "clients_per_round is 0 with 5 clients; choose 1 to 5"),
     ("clients_per_round=some", "clients_per_round: .*all"),
     ("device=tpu", "device: .*'auto', 'cpu', 'cuda' or 'mps'"),
+    ("async=never", "async: .*'none'"),
+    ("quorum=9", "quorum is 9 .* choose 1 to 5"),
     ("method.kb_size=most", "method.kb_size: .*all"),
     ("method.past=future", "method.past: .*'frozen', 'closed' or 'joint'"),
     ("method.ablate=b", "method.ablate.*'b_comm'"),

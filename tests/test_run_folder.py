@@ -10,8 +10,6 @@ import pytest
 from cli_helpers import (
     ANSWERS,
     TINY,
-    Stop,
-    Stopper,
     assert_one_line,
     assert_same_result,
     contents,
@@ -24,7 +22,7 @@ from cli_helpers import (
 )
 
 import weft
-from weft import Result, WeftError
+from weft import WeftError
 from weft.core.storage import files_of
 from weft.plan import Plan
 from weft.runs.folder import FORMAT, RunFolder
@@ -46,10 +44,6 @@ def test_files(finished, finished_stl):
         assert json.loads((run / "environment.json").read_text())["packages"]["torch"].startswith("2.")
         manifest = json.loads((run / "checkpoints" / "manifest.json").read_text())
         assert manifest["progress"]["task"] == TINY["tasks"]
-
-
-def test_the_plan_in_the_folder_is_complete(finished):
-    assert Plan.load(finished) == tiny() == Result(finished).plan
 
 
 def test_events_of_the_journal(finished, finished_stl):
@@ -173,11 +167,6 @@ def test_the_same_process_twice_is_rejected_too(tmp_path):
         RunFolder.open(tmp_path / "run")
     folder.close()
     RunFolder.open(tmp_path / "run").close()
-
-
-def test_a_run_that_failed_releases_its_folder(tmp_path, finished):
-    stop_after(tmp_path / "run", 5)
-    assert_same_result(weft.resume(tmp_path / "run").folder, finished)
 
 
 # ---- damage ----------------------------------------------------------------------------------------------------------
@@ -335,11 +324,3 @@ def test_rows_after_the_checkpoint_are_removed(tmp_path, stopped, finished):
     assert_same_result(folder, finished)
     assert [path.name for path in folder.rglob("*.part")] in ([], [".summary.json.123.part"])
     assert not (folder / "checkpoints" / "client-0000@99.safetensors").exists()
-
-
-def test_the_stopper_stops():
-    """The tests above need it."""
-    stopper = Stopper(2)
-    stopper.answered()
-    with pytest.raises(Stop):
-        stopper.answered()
