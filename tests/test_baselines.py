@@ -20,13 +20,35 @@ AVERAGING = [  # they send theta itself
 WELLS = ((1.0, 1.0), (4.0, -1.0))  # the sum of both losses is least at (1 * 1 - 4 * 1) / 5 = -0.6
 
 
+# ---- limits
+
+ALIKE = {"sgd_rate": 0.05, "method__average": "equal", "tasks": 3}
+SLOW_SGD = {"sgd_rate": 0.02, "method__dropout": 0.0}
+PLAIN_SGD = {"optimizer": "sgd", "sgd_rate": 0.02}
+LIMITS = {  # a method without its own term, the method that it is then, and the term
+    "fedprox": ({"tasks": 3, "method__mu": 0}, "fedavg", {"tasks": 3}, {"method__mu": 0.5}),
+    "scaffold": (
+        ALIKE | {"method__variates": False},
+        "fedavg",
+        ALIKE | {"optimizer": "sgd"},
+        {"method__variates": True},
+    ),
+    "ewc": ({"tasks": 3, "method__lambda_ewc": 0}, "local", {"tasks": 3}, {"method__lambda_ewc": 1e3}),
+    "fedcurv": ({"method__lambda_fedcurv": 0}, "fedavg", {}, {"method__lambda_fedcurv": 100}),
+    "stable-sgd": (SLOW_SGD | {"method__decay": 1.0}, "local", PLAIN_SGD, {"method__decay": 0.9}),
+    "stable-sgd dropout": (SLOW_SGD | {"method__decay": 1.0}, "local", PLAIN_SGD, {"method__dropout": 0.1}),
+}
+
+
+@pytest.mark.parametrize("case", LIMITS)
+def test_without_its_term_a_method_is_another_in_every_bit(case):
+    without, other, words, term = LIMITS[case]
+    limit = run(method=other, **words)
+    assert_same(run(method=case.partition(" ")[0], **without), limit)
+    assert_other(run(method=case.partition(" ")[0], **without | term), limit)
+
+
 # ---- FedProx
-
-
-@pytest.mark.slow
-def test_fedprox_without_mu_is_fedavg_in_every_bit():
-    assert_same(run(method="fedprox", method__mu=0, tasks=3), run(method="fedavg", tasks=3))
-    assert_other(run(method="fedprox", method__mu=0.5), run(method="fedavg"))
 
 
 def test_fedprox_pulls_towards_theta_g():
@@ -54,12 +76,6 @@ def test_the_gradient_of_fedprox_is_that_of_its_formula(biases):
 
 
 # ---- SCAFFOLD
-
-
-def test_scaffold_without_variates_is_fedavg_in_every_bit():
-    alike = {"sgd_rate": 0.05, "method__average": "equal", "tasks": 3}
-    assert_same(run(method="scaffold", method__variates=False, **alike), run(method="fedavg", optimizer="sgd", **alike))
-    assert_other(run(method="scaffold", **alike), run(method="fedavg", optimizer="sgd", **alike))
 
 
 @pytest.mark.slow
@@ -153,11 +169,6 @@ def test_theta_g_has_only_values_that_somebody_sent():
 
 
 # ---- EWC
-
-
-def test_ewc_without_lambda_is_plain_training():
-    assert_same(run(method="ewc", method__lambda_ewc=0, tasks=3), run(method="local", tasks=3))
-    assert_other(run(method="ewc", method__lambda_ewc=1e3, tasks=3), run(method="local", tasks=3))
 
 
 def by_image(running, client, task, theta):
@@ -263,11 +274,6 @@ def test_a_client_that_sat_out_subtracts_nothing_of_itself():
         before = set(rounds[place])
 
 
-def test_fedcurv_without_lambda_is_fedavg_in_every_bit():
-    assert_same(run(method="fedcurv", method__lambda_fedcurv=0), run(method="fedavg"))
-    assert_other(run(method="fedcurv", method__lambda_fedcurv=100), run(method="fedavg"))
-
-
 # ---- Stable-SGD
 
 
@@ -276,13 +282,6 @@ def test_stable_sgd_lowers_the_rate_with_each_task():
     for _, task, _, fields in finished.reports:
         assert fields["rate"] == pytest.approx(0.02 * 0.85**task)
     assert run(method="stable-sgd", tasks=1).reports[0][-1]["rate"] == 0.05
-
-
-def test_stable_sgd_without_decay_and_dropout_is_plain_sgd():
-    plain = run(method="local", optimizer="sgd", sgd_rate=0.02)
-    assert_same(run(method="stable-sgd", sgd_rate=0.02, method__decay=1.0, method__dropout=0.0), plain)
-    assert_other(run(method="stable-sgd", sgd_rate=0.02, method__decay=0.9, method__dropout=0.0), plain)
-    assert_other(run(method="stable-sgd", sgd_rate=0.02, method__decay=1.0, method__dropout=0.1), plain)
 
 
 def test_plain_sgd_is_theta_minus_rate_times_gradient():

@@ -48,16 +48,22 @@ CONVOLUTIONS = {
     "replicate": lambda: nn.Conv2d(4, 6, 3, padding=1, stride=2, padding_mode="replicate"),
     "no bias": lambda: nn.Conv2d(4, 6, 3, bias=False),
     "pixels": lambda: nn.Conv2d(4, 6, 1),
+    "sequences": lambda: nn.Conv1d(4, 6, 3, stride=2, dilation=2, padding=1),
+    "sequences, same": lambda: nn.Conv1d(4, 6, 4, padding="same", groups=2, bias=False),
+    "sequences, circular": lambda: nn.Conv1d(4, 6, 3, padding=2, padding_mode="circular"),
 }
 
 
 def convolving(layer):
     """A layer of interest between two others, so that it has neighbors on both sides."""
 
-    def forward(self, images):
-        return functional.tanh(self.layer(functional.tanh(self.before(images)))).flatten(2).square().mean(2)
+    one = isinstance(layer, nn.Conv1d)
 
-    return built(Around(forward, before=nn.Conv2d(3, 4, 3), layer=layer), layer.out_channels)
+    def forward(self, images):
+        before = functional.tanh(self.before(images.flatten(2) if one else images))
+        return functional.tanh(self.layer(before)).flatten(2).square().mean(2)
+
+    return built(Around(forward, before=(nn.Conv1d if one else nn.Conv2d)(3, 4, 3), layer=layer), layer.out_channels)
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")  # the uneven case is the one to test
@@ -67,25 +73,6 @@ def test_convolutions(kind, channels_last, passes):
     network, data = convolving(CONVOLUTIONS[kind]()), batches(3, 9, 10)
     if channels_last:  # as Batches returns images
         data = [(images.contiguous(memory_format=torch.channels_last), labels) for images, labels in data]
-    found = fisher(network, data)
-    assert len(passes) == len(SIZES)
-    close(network, found, plain(network, data))
-
-
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.Conv1d(4, 6, 3, stride=2, dilation=2, padding=1),
-        nn.Conv1d(4, 6, 4, padding="same", groups=2, bias=False),
-        nn.Conv1d(4, 6, 3, padding=2, padding_mode="circular"),
-    ],
-)
-def test_convolutions_of_sequences(layer, passes):
-    def forward(self, images):
-        return functional.relu(self.layer(functional.relu(self.before(images.flatten(2))))).square().mean(2)
-
-    network, data = built(Around(forward, before=nn.Conv1d(3, 4, 3), layer=layer), 6, (3, 4, 4)), batches(3, 4, 4)
     found = fisher(network, data)
     assert len(passes) == len(SIZES)
     close(network, found, plain(network, data))

@@ -1,4 +1,4 @@
-"""Formulas of the decomposition: digits by hand, gradients by autograd, minima by subgradients and on a grid."""
+"""Formulas of the decomposition: digits by hand, gradients by autograd, minima by subgradients."""
 
 import math
 
@@ -249,23 +249,7 @@ def test_retroactive_is_where_the_subgradient_holds_zero(seed, sparse_weight, dr
     assert (slope[~there].abs() <= sparse_weight + 1e-4).all()
 
 
-@quick
-@given(st.floats(-2, 2), st.floats(-2, 2), st.floats(-2, 2), st.sampled_from([(0.1, 1.0), (0.4, 0.25), (1.0, 0.5)]))
-def test_retroactive_against_a_fine_grid(before, change, mask, weights):
-    """One weight: Eq. 2 evaluated at 6,001 values of A, no formula needed."""
-    grid = torch.linspace(-6, 6, 6001, dtype=torch.float64)
-    objective = weights[0] * grid.abs() + weights[1] * (change * mask + grid - before).square()
-    best = retroactive(ONE, vector(before), vector(change), vector(mask), weights[0] / (2 * weights[1]))
-    assert best.item() == pytest.approx(grid[objective.argmin()].item(), abs=0.0011)
-
-
 # ---- small parts
-
-
-def test_soft_threshold_by_hand():
-    values = vector(3, 1, 0.5, 0, -0.5, -1, -3)
-    soft_threshold(values, 1.0)
-    assert values.tolist() == [2, 0, 0, 0, 0, 0, -2]
 
 
 @quick

@@ -266,31 +266,21 @@ def assert_stopped(outcome, folder):
     assert any(f"weft resume {folder}" in line for line in outcome.err.splitlines())  # on one line, to copy
 
 
-def test_interrupted(tmp_path, command, long_plan, long_run):
-    folder = tmp_path / "run"
-    running = command.start("run", long_plan, "--out", folder, "--workers", "1", "--save-every", "0")
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_interrupted(tmp_path, command, long_plan, long_run, workers):
+    """A terminal sends Ctrl-C to the whole process group."""
+    folder, count = tmp_path / "run", str(workers)
+    running = command.start("run", long_plan, "--out", folder, "--workers", count, "--save-every", "0")
     for lines in (5, 10):
         until(lambda lines=lines: journal_lines(folder) >= lines)
-        running.send(signal.SIGINT)
+        children = workers_of(running.pid)
+        assert len(children) == (workers if workers > 1 else 0)
+        os.killpg(running.pid, signal.SIGINT)
         assert_stopped(running.wait(10), folder)
+        until(lambda children=children: not any(map(alive, children)), seconds=2)
         assert "summary.json" not in contents(folder)
-        running = command.start("resume", folder, "--workers", "1")
+        running = command.start("resume", folder, "--workers", count)
     assert running.wait().code == 0
-    assert_same_result(folder, long_run)
-
-
-@pytest.mark.slow
-def test_interrupted_with_workers(tmp_path, command, long_plan, long_run):
-    """A terminal sends Ctrl-C to the whole process group."""
-    folder = tmp_path / "run"
-    running = command.start("run", long_plan, "--out", folder, "--workers", "2")
-    until(lambda: journal_lines(folder) >= 6)
-    workers = workers_of(running.pid)
-    assert len(workers) == 2
-    os.killpg(running.pid, signal.SIGINT)
-    assert_stopped(running.wait(10), folder)
-    until(lambda: not any(map(alive, workers)), seconds=2)
-    assert command("resume", folder, "--workers", "1").code == 0
     assert_same_result(folder, long_run)
 
 
