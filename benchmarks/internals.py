@@ -75,6 +75,8 @@ class ReplyCounter:
     def started(self, plan: Plan, done: int, total: int, estimate: float) -> None:
         self._done, self._total = done, total
 
+    def warned(self, text: str) -> None: ...
+
     def answered(self, client: int, task: int, round_index: int, fields: dict[str, Any]) -> None:
         self._done += 1
         self._progress(min(self._done, self._total), self._total)

@@ -250,6 +250,8 @@ class Stopper:
 
     def started(self, *_: Any) -> None: ...
 
+    def warned(self, text: str) -> None: ...
+
     def answered(self, *_: Any) -> None:
         self._left -= 1
         if self._left == 0:

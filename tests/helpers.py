@@ -116,6 +116,7 @@ class Run:
     matrices: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)
     validation: dict[int, list[list[float]]] = dataclasses.field(default_factory=dict)  # on validation images
     incidents: list[tuple[int, int, int, str]] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
     marks: int = 0
     kept: EngineState = dataclasses.field(default_factory=EngineState)  # on its way when the last session ended
     engine: SimulatedEngine = None  # type: ignore[assignment]
@@ -226,6 +227,9 @@ class Run:
             matrix = matrices.setdefault(client, [])
             assert len(matrix) == task
             matrix.append(values)
+
+    def warned(self, text: str) -> None:
+        self.warnings.append(text)
 
     def round_done(self, progress: Progress) -> None:
         self.marks += 1

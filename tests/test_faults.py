@@ -26,6 +26,8 @@ from weft.plan import FaultOptions, Plan
 from weft.wire.message import Message, MessageError, decode, encode
 from weft.wire.tensors import Rows, Sparse
 
+pytest_plugins = ["cli_helpers"]
+
 RATES = {"crash": 0.1, "drop": 0.2, "corrupt": 0.05, "delay": 0.15}
 FAULTY = {"tasks": 2, "rounds_per_task": 4, "clients": 4}
 
@@ -346,12 +348,64 @@ class Undeclared(weft.methods.class_of("fedavg")):  # type: ignore[misc]
 
 def test_an_undeclared_upload_ends_a_local_run_and_is_an_incident_of_a_remote_client(monkeypatch):
     plan = tiny(method=registry.reference(Undeclared), tasks=1)
-    with pytest.raises(WeftError, match=r"Undeclared: tensor 'extra' .*upload_spec"):
+    with pytest.raises(WeftError, match=r"Undeclared: tensor 'extra' .*upload_spec .*biases, weights"):
         Run(plan).go()
     monkeypatch.setattr(SimulatedEngine, "remote", True)
     remote = Run(plan).go()
     assert sum("rejected: tensor 'extra'" in reason for *_, reason in remote.incidents) == 6
     assert torch.equal(remote.server.weights, remote.ctx.initial[: remote.layout.weights])
+
+
+class TooShort(weft.methods.class_of("fedavg")):  # type: ignore[misc]
+    def upload(self, client, ctx):
+        return {name: tensor[1:] for name, tensor in super().upload(client, ctx).items()}
+
+
+class Nothing(weft.methods.class_of("fedavg")):  # type: ignore[misc]
+    def upload(self, client, ctx):
+        return {}
+
+
+class TooLarge(weft.methods.class_of("fedavg")):  # type: ignore[misc]
+    def upload(self, client, ctx):
+        return {name: 1e9 * (1 + tensor) for name, tensor in super().upload(client, ctx).items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [(TooShort, "values"), (Nothing, "missing"), (TooLarge, "max_update_norm")]
+)
+@pytest.mark.parametrize("asynchronous", ["none", "updates"])
+def test_a_round_that_merges_nothing_ends_a_local_run_and_is_a_warning_elsewhere(
+    kind, reason, asynchronous, monkeypatch
+):
+    kind.traits = dataclasses.replace(kind.traits, asynchronous=True)
+    plan = tiny(method=registry.reference(kind), tasks=1, **{"async": asynchronous})
+    with pytest.raises(WeftError, match=reason):
+        Run(plan).go()
+    monkeypatch.setattr(SimulatedEngine, "remote", True)
+    remote = Run(plan).go()
+    assert len(remote.incidents) == 6
+    assert remote.progress.rounds_without_update == len(remote.warnings) > 0
+    assert all(reason in text for text in remote.warnings)
+
+
+def test_a_client_that_has_stopped_uploads_nothing_and_that_is_no_fault():
+    stopped = run(method="fedavg", learning_rate=1e-7, rounds_per_task=3, patience=1, rate_floor=1e-7, rate_decay=3.0)
+    assert not stopped.warnings
+
+
+def test_a_run_in_which_nothing_is_trained_fails_and_one_with_incidents_ends_with_their_number(tmp_path, command):
+    crashing = cli_helpers.tiny(**{"faults.crash": 0.999})
+    with pytest.raises(WeftError, match=rf"nothing was trained.*weft show {tmp_path / 'run'}"):
+        weft.run(crashing, tmp_path / "run")
+    (tmp_path / "plan.toml").write_text(cli_helpers.tiny(**{"faults.crash": 0.8}).toml())
+    outcome = command("run", tmp_path / "plan.toml", "--out", tmp_path / "other", "--workers", 1)
+    summary = json.loads((tmp_path / "other" / "summary.json").read_text())
+    assert outcome.code == 0
+    assert summary["incidents"] > 0
+    assert summary["rounds_without_update"] > 0
+    assert f"incidents: {summary['incidents']}, rounds without update: " in outcome.err
+    assert "warning: " in outcome.err
 
 
 # ---- many clients, many faults ---------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from weft.errors import printable
+from weft.runs.result import Result
 
 
 class SafeConsole(Console):
@@ -40,6 +41,13 @@ def say_lines(lines: Iterable[str]) -> None:
     """Print indented lines, without empty ones."""
     for line in filter(None, lines):
         say(f"  {line}")
+
+
+def say_incidents(result: Result) -> None:
+    """The last line of a run in which something went wrong."""
+    found = {key.replace("_", " "): result.summary[key] for key in ("incidents", "rounds_without_update")}
+    if counts := ", ".join(f"{key}: {count}" for key, count in found.items() if count):
+        say(f"{counts} (weft show {result.folder} lists them)", notes)
 
 
 def print_json(value: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.common import AsJson, out, print_json, say, say_lines
+from weft.cli.common import AsJson, out, print_json, say, say_incidents, say_lines
 from weft.errors import WeftError
 from weft.flower.hub import runs, status, supervisor
 from weft.flower.hub.hub import UP, Hub
@@ -170,3 +170,4 @@ def run_command(
         raise typer.Exit(130) from None
     out.print(terminal.comparison([result.summary]))
     say(str(run))
+    say_incidents(result)

@@ -103,6 +103,9 @@ class ProgressDisplay:
             passed = duration(time.monotonic() - self._began)
             say(f"{plan.method}: task {task} of {plan.tasks} learned after {passed}", self._console)
 
+    def warned(self, text: str) -> None:
+        say(f"{self._label}: warning: {text}", self._console)
+
     # ---- an experiment
 
     def experiment_started(self, total: int, waiting: Sequence[str], known: Mapping[str, Sequence[float]]) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from weft.cli.common import DataDir, Overrides, Workers, interruptible, notes, out, say, worker_count
+from weft.cli.common import DataDir, Overrides, Workers, interruptible, notes, out, say, say_incidents, worker_count
 from weft.cli.progress import ProgressDisplay
 from weft.cli.report import write_page
 from weft.engines.workers import WorkerPool
@@ -65,6 +65,7 @@ def run_command(
     out.print(terminal.comparison([result.summary for result in results], mean=terminal.plus_minus(out)))
     for result in results:
         say(str(result.folder))
+        say_incidents(result)
 
 
 def resume_command(
@@ -80,6 +81,7 @@ def resume_command(
     with ProgressDisplay() as display, worker_pool(workers, read_plan(folder).clients) as pool, _stoppable(folder):
         result = resume(folder, workers=pool, memory=memory, save_every=save_every, display=display)
     out.print(terminal.comparison([result.summary]))
+    say_incidents(result)
 
 
 def _run_all(jobs: list[tuple[Plan, Path]], workers: int | None, **options: Any) -> list[Result]:

@@ -39,7 +39,7 @@ class RejectedReply(Exception):  # noqa: N818 - the run continues
 
     def __init__(self, reason: str, pending: Pending | None = None, unrelated: bool = False, bug: bool = False):
         """`pending`: the request that it answers, if that is clear; `unrelated`: it answers no request to this client;
-        `bug`: the method uploads what it does not declare."""
+        `bug`: what the method uploads is not what it declares."""
         super().__init__(reason)
         self.pending, self.unrelated, self.bug = pending, unrelated, bug
 
@@ -88,22 +88,27 @@ class ReplyChecks:
         if (reply.task, reply.round) != (request.task, request.round) or reply.ops:
             return f"it is about task {reply.task}, round {reply.round}, which was not requested"
         if undeclared := sorted(reply.tensors.keys() - spec.keys()):
-            reason = f"tensor {show(undeclared[0])} is uploaded, and upload_spec does not declare it"
+            declared = ", ".join(sorted(spec)) or "nothing"
+            reason = f"tensor {show(undeclared[0])} is uploaded, and upload_spec does not declare it (but {declared})"
             raise RejectedReply(reason, pending, bug=True)
-        fault = self._tensors_fault(reply.tensors, spec, request.ops)
+        for name in reply.tensors:
+            if ("share" if spec[name].once else "upload") not in request.ops:
+                return f"tensor {show(name)} was not requested"
+        if fault := self._upload_fault(reply, spec, request.ops):
+            raise RejectedReply(fault, pending, bug=True)
+        fault = self._norm_fault(reply.tensors)
         return fault or fields_fault(reply.fields, request.ops, request.task, self.metrics)
 
-    def _tensors_fault(
-        self, tensors: Mapping[str, Payload], spec: Mapping[str, TensorSpec], ops: Collection[str]
-    ) -> str:
-        merged = {name for name, each in spec.items() if not each.once}
-        if merged & tensors.keys() and (missing := sorted(merged - tensors.keys())):
+    def _upload_fault(self, reply: Message, spec: Mapping[str, TensorSpec], ops: Collection[str]) -> str:
+        tensors, merged = reply.tensors, {name for name, each in spec.items() if not each.once}
+        trained = "upload" in ops and reply.fields.get("images", 0)  # a client that has stopped uploads nothing
+        if (trained or merged & tensors.keys()) and (missing := sorted(merged - tensors.keys())):
             return f"tensor {missing[0]!r} is missing"
+        faults = ((name, self._form_fault(tensor, spec[name])) for name, tensor in tensors.items())
+        return next((f"tensor {name!r} {fault}" for name, fault in faults if fault), "")
+
+    def _norm_fault(self, tensors: Mapping[str, Payload]) -> str:
         for name, tensor in tensors.items():
-            if ("share" if spec[name].once else "upload") not in ops:
-                return f"tensor {show(name)} was not requested"
-            if fault := self._form_fault(tensor, spec[name]):
-                return f"tensor {name!r} {fault}"
             values = tensor if isinstance(tensor, torch.Tensor) else tensor.values
             norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
             if not norm <= self.max_norm:

@@ -37,6 +37,7 @@ class RunEvents(Protocol):
     def replied(self, assignment: Assignment, seconds: float, fields: dict[str, Any]) -> None: ...
     def tested(self, client: int, task: int, accuracies: list[float], validation: list[float]) -> None: ...
     def incident(self, client: int, task: int, round_index: int, reason: str) -> None: ...
+    def warned(self, text: str) -> None: ...
     def round_done(self, progress: Progress) -> None: ...
 
 
@@ -66,6 +67,7 @@ class Exchange:
     ctx: ServerContext
     _encoded: dict[str, Cached] = field(default_factory=dict)  # tensors that go to several clients of one batch
     _early: list[Accepted] = field(default_factory=list)  # arrived while others were still being requested
+    _unusable: list[str] = field(default_factory=list)  # why: of the training replies of this round
 
     # ---- in rounds ---------------------------------------------------------------------------------------------------
 
@@ -220,10 +222,10 @@ class Exchange:
         except RejectedReply as rejected:
             answered = None if rejected.unrelated else rejected.pending or self._damaged(reply)
             assignment = answered.assignment if answered else None
-            self._incident(reply.client, assignment, f"the reply was rejected: {rejected}")
+            self._unused(reply.client, assignment, f"the reply was rejected: {rejected}")
             if answered is not None:
                 del requests[answered.assignment.request_id]
-            if rejected.bug and not self.engine.remote:  # of a method; nobody would notice a run without updates
+            if rejected.bug and self._must_work:
                 raise WeftError(f"method {self.plan.method}: {rejected}") from None
             return []
         assignment = pending.assignment
@@ -231,10 +233,31 @@ class Exchange:
         if assignment.exchanges or message.tensors:
             self._count("c2s", assignment, reply.wire)
         if message.error:
-            self.incident(assignment, f"the client failed: {message.error[:200]}")
+            self._unused(reply.client, assignment, f"the client failed: {message.error[:200]}")
             return []
         self.events.replied(assignment, reply.seconds, message.fields)
         return [Accepted(message, pending)]
+
+    @property
+    def _must_work(self) -> bool:
+        """Whether an unusable reply is a bug: all clients are here, and no fault is injected."""
+        return not self.engine.remote and not self.plan.faults.any
+
+    def _unused(self, client: int, assignment: Assignment | None, reason: str) -> None:
+        self._incident(client, assignment, reason)
+        if assignment is not None and "train" in assignment.ops:
+            self._unusable.append(f"client {client}: {reason}")
+
+    def check_round(self, taken: list[Accepted]) -> None:
+        """Notice a round in which somebody replied and nothing can be used: nobody would notice a run of them."""
+        reasons, self._unusable = self._unusable, []
+        if not reasons or any("train" in accepted.assignment.ops for accepted in taken):
+            return
+        text = f"somebody replied and nothing was merged ({reasons[0]})"
+        if self._must_work:
+            raise WeftError(f"method {self.plan.method}: {text}")
+        self.progress.rounds_without_update += 1
+        self.events.warned(text)
 
     def _damaged(self, reply: Reply) -> Pending | None:
         """The request of a reply that cannot be read: the engine knows it, or it is the client's oldest one."""

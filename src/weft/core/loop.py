@@ -30,6 +30,7 @@ class Federation:
             assignments, replies = exchange.available(assignments)
             self.task_end.before_round(assignments)  # what these clients missed while they were away
             replies += exchange.collect(assignments, plan.quorum)  # lines 3, 6, 7 and 8
+            exchange.check_round(replies)
             method.aggregate(server, exchange.updates(replies), exchange.ctx)  # lines 9 and 11
             self.task_end.after_round(self.schedule.ending(round_index))  # tests, and line 11 where a reply was lost
             progress.task, progress.round = self.schedule.lowest_task(round_index + 1), round_index + 1

@@ -13,7 +13,9 @@ class AsynchronousFederation(Federation):
         exchange, progress = self.exchange, self.exchange.progress
         while not self._all_trained():
             assignments = [each for client in exchange.idle() if (each := self._next(client)) is not None]
-            if (accepted := exchange.arrival(assignments)) is not None:
+            accepted = exchange.arrival(assignments)
+            exchange.check_round([accepted] if accepted else [])
+            if accepted is not None:
                 pending, plan = accepted.pending, exchange.plan
                 staleness = progress.version - pending.issued_version  # merges since it was requested
                 usable = staleness <= int(plan.staleness_bound)

@@ -54,6 +54,7 @@ class Progress:
     round: int = 0  # rounds that are done, counted through the whole run
     version: int = 0  # async=updates: merges
     turns: int = 0  # async=updates: passes of the loop
+    rounds_without_update: int = 0  # somebody replied, and nothing could be used
     images: int = 0  # trained on so far
     seconds: float = 0.0  # worked so far, in all sessions
     saves: int = 0  # checkpoints

@@ -36,6 +36,7 @@ class Result:
     model_size_paper_bytes: int
     adaptive_density: float | None
     incidents: int
+    rounds_without_update: int
     seconds: float
     images_per_second: float | None
 

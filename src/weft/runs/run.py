@@ -39,6 +39,7 @@ class Display(Protocol):
 
     def started(self, plan: Plan, done: int, total: int, estimate: float) -> None: ...
     def answered(self, client: int, task: int, round_index: int, fields: dict[str, Any]) -> None: ...
+    def warned(self, text: str) -> None: ...
 
 
 def run(
@@ -186,6 +187,8 @@ def _run(
             with contextlib.closing(session):
                 session.federation.run()
                 session.save()
+        if not session.progress.images:
+            raise WeftError(f"nothing was trained: no client's reply could be used; weft show {folder.path} lists why")
         folder.write_summary(summarize(folder, session.progress, session.ledger))
         folder.journal("finished")
     finally:
@@ -219,6 +222,7 @@ def summarize(folder: RunFolder, progress: Progress, ledger: Ledger) -> dict[str
         "accuracy_by_client": [metrics.average_accuracy(matrix) for matrix in matrices],
         "adaptive_density": fmean(densities) if densities else None,
         "incidents": sum(client.incidents for client in clients),
+        "rounds_without_update": progress.rounds_without_update,
         "traffic": ledger.totals(),
         "model_size_bytes": sum(client.size.get("bytes", 0) for client in clients),
         "model_size_paper_bytes": sum(client.size.get("paper_bytes", 0) for client in clients),

@@ -122,6 +122,11 @@ class Session:
         moment = round(self.engine.now(), 6)
         self.folder.journal("incident", client=client, task=task, round=round_index, time=moment, reason=reason)
 
+    def warned(self, text: str) -> None:
+        self.folder.journal("warning", about=text)
+        if self._display is not None:
+            self._display.warned(text)
+
     def round_done(self, progress: Progress) -> None:
         self._rows["ledger.csv"].sort(key=lambda row: (int(row[1]), row[0]))  # not in the order of who was fastest
         for name, rows in self._rows.items():

@@ -135,6 +135,7 @@ class Waiting:
         self._journal = Journal(folder)
         self._reasons: dict[int, str] = {}  # by client, until it replies or leaves
         self._tested: dict[int, set[int]] = {}  # by task, the clients that have finished it
+        self._warnings: list[str] = []
         self._shown: set[str] = set()
 
     def now(self) -> list[str]:
@@ -144,6 +145,8 @@ class Waiting:
                 self._reasons[facts["client"]] = f"{facts['site']}: {facts['reason']}"
             elif kind in ("reply", "left", "removed"):
                 self._reasons.pop(facts["client"], None)
+            elif kind == "warning":
+                self._warnings.append(f"warning: {facts['about']}")
             elif kind == "tested":
                 self._tested.setdefault(facts["task"], set()).add(facts["client"])
         return [self._reasons[client] for client in sorted(self._reasons)]
@@ -152,7 +155,7 @@ class Waiting:
         """Lines that were not returned before: a restarted server app repeats events."""
         waiting = [f"waiting for {line}" for line in self.now()]
         finished = [f"task {task}: sites that have finished: {len(who)}" for task, who in sorted(self._tested.items())]
-        found = [line for line in [*finished, *waiting] if line not in self._shown]
+        found = [line for line in [*finished, *waiting, *self._warnings] if line not in self._shown]
         self._shown.update(found)
         return found
 
