@@ -83,6 +83,7 @@ class Plan(StrictModel):
     rounds_per_task: int = Field(20, ge=1)  # appendix A
     epochs_per_round: int = Field(1, ge=1)  # appendix A
     clients_per_round: int | Literal["all"] = "all"
+    selection: Literal["random", "turns"] = "random"  # turns: nobody twice before all had their turn, in random order
     train_unchosen: bool = False  # whether clients that are not selected for a round train locally in it
     batch_size: int = Field(100, ge=1)  # appendix A
     optimizer: Literal["auto", "adam", "sgd"] = "auto"  # auto: sgd for methods that require it, else adam

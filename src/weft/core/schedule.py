@@ -93,6 +93,13 @@ class Schedule:
         active, plan = self.active(round_index), self.plan
         if not self.traits.federated or plan.clients_per_round == "all" or plan.clients_per_round >= len(active):
             return active
+        if plan.selection == "turns":
+            count = len(self.lengths)
+            places = [
+                divmod(round_index * plan.clients_per_round + index, count) for index in range(plan.clients_per_round)
+            ]
+            chosen = {int(generator(plan.seed, "turns", turn).permutation(count)[place]) for turn, place in places}
+            return sorted(chosen & set(active))
         rng = generator(plan.seed, "choose", *divmod(round_index, plan.rounds_per_task))
         return sorted(active[index] for index in rng.permutation(len(active))[: plan.clients_per_round])
 

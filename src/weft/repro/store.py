@@ -34,7 +34,8 @@ MEASURED = (*SCORES, *SENT, "model_size_bytes", "model_size_paper_bytes", *TIMES
 OPTIONAL = (*SCORES, "images_per_second")  # an empty cell is None
 TEXTS = ("row", "method", "plan_hash", "summary_hash", "images")
 
-NEUTRAL = {'heads = "private"', 'deal = "superclasses"', "dropout = 0.0"}  # lines of a plan's file
+# lines of a plan's file
+NEUTRAL = {'heads = "private"', 'deal = "superclasses"', "dropout = 0.0", 'selection = "random"'}
 
 Key = tuple[str, int]  # row and seed
 Render = Callable[["Results", bool], Mapping[str, str | bytes]]
