@@ -13,6 +13,7 @@ import pytest
 from report_helpers import data_of
 
 import weft
+from weft.cli.run import DEMO_METHODS
 from weft.report.text import share_of_dense
 
 
@@ -27,23 +28,25 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, dict[
     summaries = [json.loads((run / "summary.json").read_text()) for run in runs]
     assert ": demo.html" in done.stdout
     assert data_of((folder / "demo.html").read_text())["groups"] == [
-        {"label": method, "color": place} for place, method in enumerate(("fedweit", "fedavg", "stl"))
+        {"label": method, "color": place} for place, method in enumerate(DEMO_METHODS)
     ]
     return done.stdout, {summary["method"]: summary for summary in summaries}
 
 
 @pytest.mark.slow
-def test_fedweit_leads_with_little_traffic_and_a_small_model(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
+def test_sharing_pays_with_little_traffic_and_small_models(demo: tuple[str, dict[str, dict[str, Any]]]) -> None:
     words, found = demo
-    assert set(found) == {"fedweit", "fedavg", "stl"}
-    # 13.7 points on one processor, 8.8 on another: at this size the last bits decide; the next test averages seeds
-    assert found["fedweit"]["accuracy"] >= found["fedavg"]["accuracy"] + 0.05
-    assert found["fedweit"]["forgetting"] <= 0.02
-    assert 0.75 <= found["stl"]["accuracy"] <= 0.95  # a task can be learned in this time, and is not trivial
-    assert share_of_dense(found["fedweit"]["traffic"]["c2s"]) <= 0.35
-    assert share_of_dense(found["fedavg"]["traffic"]["c2s"]) == pytest.approx(1, abs=1e-3)
-    assert found["stl"]["traffic"]["c2s"]["bytes"] == 0
-    assert found["fedweit"]["model_size_paper_bytes"] <= 1.6 * found["fedavg"]["model_size_paper_bytes"]
+    assert set(found) == set(DEMO_METHODS)
+    ours, alone, average = (found[method] for method in ("class-experts", "stl", "fedavg"))
+    # several points more on any seed; at this size the last bits decide much: the next test averages seeds
+    assert ours["accuracy"] >= alone["accuracy"] + 0.02
+    assert ours["forgetting"] <= 0.005
+    assert ours["backward_transfer"] > 0
+    assert 0.75 <= alone["accuracy"] <= 0.95  # a task can be learned in this time, and is not trivial
+    assert ours["traffic"]["c2s"]["bytes"] <= 0.04 * average["traffic"]["c2s"]["bytes"]
+    assert share_of_dense(average["traffic"]["c2s"]) == pytest.approx(1, abs=1e-3)
+    assert alone["traffic"]["c2s"]["bytes"] == 0
+    assert ours["model_size_bytes"] <= alone["model_size_bytes"] / 4
     for method, summary in found.items():  # what is shown
         assert f"runs/demo-{method}-s0" in words
         assert f"{100 * summary['accuracy']:.1f} %" in words
@@ -51,10 +54,11 @@ def test_fedweit_leads_with_little_traffic_and_a_small_model(demo: tuple[str, di
 
 
 @pytest.mark.long
-def test_over_several_seeds_the_lead_is_ten_points(tmp_path: Path) -> None:
+def test_over_several_seeds_a_client_that_shares_is_better_than_alone(tmp_path: Path) -> None:
     def accuracy(method: str, seed: int) -> float:
         plan = weft.Plan.load("demo", [f"method={method}", f"seed={seed}"])
         return weft.run(plan, tmp_path / f"{method}-{seed}", workers=2).accuracy
 
-    leads = [accuracy("fedweit", seed) - accuracy("fedavg", seed) for seed in range(4)]
-    assert fmean(leads) >= 0.10
+    leads = [accuracy("class-experts", seed) - accuracy("stl", seed) for seed in range(4)]
+    assert fmean(leads) >= 0.04
+    assert min(leads) > 0

@@ -23,8 +23,9 @@ IGNORED = ("seed", "name", "device")  # plan keys that do not make two plans dif
 # plan keys, beside the options of scenario and network, that must agree before results can be compared
 COMPARABLE = (
     *("scenario", "clients", "tasks"),
-    *("network", "loss", "rounds_per_task", "epochs_per_round", "batch_size", "measured_model"),
+    *("network", "loss", "rounds_per_task", "epochs_per_round", "batch_size"),
 )
+BUDGET = ("rounds_per_task", "epochs_per_round")
 
 Measure = Callable[[Matrix], float | None]
 Curve = list[Spread | None]
@@ -318,15 +319,26 @@ class Comparison:
 
 
 def comparisons(groups: Sequence[Group]) -> list[Comparison]:
-    """Every federated group against the strongest comparable local one, judged by the seeds that both have."""
+    """Every federated group against the strongest comparable local one, judged by the seeds that both have.
+
+    Comparable: on the same tasks, and with no fewer local epochs.
+    """
     found = []
     for federated in groups:
         if federated.is_local or federated.method == "joint":
             continue
-        local = [one for one in groups if one.is_local and not incomparable([one, federated])]
+        local = [one for one in groups if one.is_local and {*incomparable([one, federated])} <= {*BUDGET}]
+        local = [one for one in local if epochs(one.plan) >= epochs(federated.plan, federated=True)]
         if compared := [one for one in (compare(federated, rival) for rival in local) if one is not None]:
             found.append(min(compared, key=lambda one: one.mean))
     return found
+
+
+def epochs(plan: Mapping[str, Any], federated: bool = False) -> float:
+    """Epochs that a client trains a task, in the mean."""
+    of_all = plan.get("clients_per_round", "all") == "all" or plan.get("train_unchosen", False) or not federated
+    share = 1.0 if of_all else min(1.0, plan["clients_per_round"] / plan["clients"])
+    return float(plan["rounds_per_task"] * plan["epochs_per_round"] * share)
 
 
 def compare(federated: Group, local: Group) -> Comparison | None:

@@ -239,11 +239,13 @@ class ClassExperts(Method):
         head = client.private[layout.head - layout.weights :]
         private = with_rows(torch.cat([body[layout.weights :], head]), rows, ctx.classes, layout)
         if len(rows) == len(ctx.classes):
+            train, chance = ctx.load("train"), 1 / len(ctx.classes)  # the images are new to what was received
+            ctx.network.vector[:] = torch.cat([client.weights, client.private])
+            _, initial_loss = ctx.network.measure(train)
             ctx.network.vector[:] = torch.cat([body[: layout.weights], private])
-            train, chance = ctx.load("train"), 1 / len(ctx.classes)
-            accuracy, loss = ctx.network.measure(train)  # its images are new to this model
-            # a start that has seen few images gains little accuracy at first, one that has seen many is too sure
-            if accuracy <= chance + math.sqrt(chance * (1 - chance) / len(train)) and loss >= -math.log(chance):
+            accuracy, loss = ctx.network.measure(train)
+            # what has seen few images gains little accuracy at first, and what has seen many may be too sure of itself
+            if loss >= initial_loss and accuracy <= chance + math.sqrt(chance * (1 - chance) / len(train)):
                 return
         client.weights, client.private = body[: layout.weights].clone(), private
 
