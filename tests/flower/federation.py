@@ -139,13 +139,13 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """The result of a run to the bit: global weights, each A of the knowledge base, the tables."""
+    """The result of a run to the bit: global weights, each A (or other entry) of the knowledge base, the tables."""
     manifest = read_manifest(run / "checkpoints")
     assert manifest is not None
     server = manifest["server"]  # the checksum of each file is next to its name
     found = {
         "server": server["file"][1],
-        **{f"A {key}": mark[1] for key, mark in sorted(server["tables"]["knowledge"].items())},
+        **{f"A {key}": mark[1] for table in server["tables"].values() for key, mark in sorted(table.items())},
     }
     for table in ("accuracy.csv", "ledger.csv"):
         found[table] = hashlib.sha256((run / table).read_bytes()).hexdigest()

@@ -49,6 +49,13 @@ def test_equal_to_the_local_engine_with_task_clocks(tmp_path):
     assert outcome(run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **clocks)) == outcome(local.folder)
 
 
+@pytest.mark.parametrize("method", ["class-experts", "fedavg-sets"])
+def test_sharing_by_class_equals_the_local_engine(tmp_path, method):
+    shared = {"method": method, "scenario.sharing": "rotating"}
+    local = weft.run(weft.Plan.merge({**TINY, **shared}), tmp_path / "local")
+    assert outcome(run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **shared)) == outcome(local.folder)
+
+
 @pytest.mark.parametrize("how", [{"async": "updates"}, {"quorum": 1, "deadline": 60.0}], ids=str)
 def test_asynchronous_runs_learn_every_task(tmp_path, how):
     folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **how)
