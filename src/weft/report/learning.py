@@ -208,7 +208,7 @@ def _gain_series(index: int, one: Comparison) -> list[Series]:
     label, key = one.federated.label, str(index)
     clients = [f"client {client}" for client in one.gains]
     tasks = [
-        (f"client {client}", f"task {task}", value)
+        (f"client {client}", f"task {task}{_kept(one, client, task)}", value)
         for client, by_task in one.gains.items()
         for task, value in enumerate(by_task)
     ]
@@ -219,11 +219,19 @@ def _gain_series(index: int, one: Comparison) -> list[Series]:
     ]
 
 
+def _kept(one: Comparison, client: int, task: int) -> str:
+    """Whose result a task is answered with, if the method chose and there is one seed."""
+    kept = one.federated.runs[0].kept.get(client, ()) if len(one.federated.runs) == 1 else ()
+    return f", {kept[task]} result" if task < len(kept) else ""
+
+
 def _gain_sentence(one: Comparison) -> str:
-    means = one.means
+    means, kept = one.means, [each for run in one.federated.runs for by_task in run.kept.values() for each in by_task]
     better, worst = sum(mean > 0 for mean in means.values()), min(means, key=lambda client: means[client])
-    loss = f", and client {worst} loses most ({points(means[worst])})" if means[worst] < 0 else ""
+    verdict = "Yes" if one.mean > 0 and means[worst] >= 0 else "For most" if one.mean > 0 else "No"
+    chose = f" Of {len(kept)} tasks, {kept.count('own')} kept the client's own result." if kept else ""
     return (
-        f"With {one.federated.label}, {better} of {plural(len(means), 'client')} end better than with local "
-        f"training ({one.local.label}); the mean gain is {points(one.mean)} points{loss}."
+        f"{verdict}: with {one.federated.label}, {better} of {plural(len(means), 'client')} end better than with local "
+        f"training ({one.local.label}). The mean gain is {points(one.mean)} points; client {worst}, the worst, has "
+        f"{points(means[worst])}.{chose}"
     )

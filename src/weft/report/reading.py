@@ -22,7 +22,7 @@ from weft.lazy import np
 from weft.metrics import Matrix, Measure
 from weft.plan import flat_keys
 from weft.runs.folder import accuracy_matrices, check_layout, load_summary, read_measures, read_rows
-from weft.runs.journal import ROUTINE, Event, Journal, Round, read_rounds
+from weft.runs.journal import ROUTINE, Event, Journal, Round, read_kept, read_rounds
 from weft.wire.ledger import Entry
 
 if TYPE_CHECKING:
@@ -165,6 +165,7 @@ class Run:
     matrices: dict[int, Matrix]
     measures: tuple[Measure, ...]  # other metrics than accuracy
     rounds: tuple[Round, ...]
+    kept: dict[int, tuple[str, ...]]  # by client and task: whose result, own or shared; of methods with a choice
     sent: tuple[Entry, ...]
     densities: tuple[Density, ...]
     attention: tuple[Attention, ...]
@@ -218,7 +219,7 @@ class Reader:
         notes = journal.notes
         layers, task_names = _contents(folder, notes)
         events = journal.new_events()
-        rounds = read_rounds(events, journal)
+        rounds, kept = read_rounds(events, journal), read_kept(events, journal)
         densities, attention = self._read_states(layers, notes)
         try:
             summary = load_summary(folder)
@@ -234,6 +235,7 @@ class Reader:
             matrices=dict(accuracy_matrices(folder)),
             measures=tuple(read_measures(folder)),
             rounds=rounds,
+            kept=kept,
             sent=tuple(read_ledger(folder)),
             densities=densities,
             attention=attention,

@@ -108,6 +108,18 @@ def read_rounds(events: Iterable[Event], journal: Journal) -> tuple[Round, ...]:
     return tuple(rounds[key] for key in sorted(rounds))
 
 
+def read_kept(events: Iterable[Event], journal: Journal) -> dict[int, tuple[str, ...]]:
+    """By client: whose result each of its tasks was last tested with, own or shared; for methods with a choice."""
+    kept: dict[int, tuple[str, ...]] = {}
+    for event in events:
+        try:
+            if event.kind == "reply" and (found := event.facts.get("kept")):
+                kept[int(event.facts["client"])] = tuple("shared" if each == "shared" else "own" for each in found)
+        except (ValueError, KeyError, TypeError):
+            journal.note(event.text)
+    return kept
+
+
 def _finite(value: Any) -> float | None:
     if value is None:
         return None
