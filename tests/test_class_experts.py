@@ -261,7 +261,7 @@ def test_classes_have_the_same_identifier_at_all_clients_of_a_run_and_of_no_othe
 
 @pytest.mark.parametrize("classes", [["bird"], ["c" * 16, "c" * 16], [], ["c0123456789abcdeX"], None])
 def test_an_announcement_has_identifiers_and_nothing_else(classes):
-    running = Run(tiny(method="class-experts"))
+    running = Run(tiny(method="class-experts", faults__drop=1e-6))  # where faults are expected, a bad reply is no bug
     answer = running.replies
 
     def lying():
