@@ -6,12 +6,12 @@ from helpers import Run, run, tiny
 
 from weft import methods
 from weft.core import client as client_module
-from weft.core.robust import robust
 from weft.core.training import make_optimizer
 from weft.methods import COMBINATIONS, METHODS, class_of
 from weft.methods.averaging import Update, Updates
 from weft.methods.fedweit.fedweit import FedWeITOptions
 from weft.methods.method import LocalTraining, RoundContext, ServerContext, TaskContext
+from weft.methods.robust import robust
 from weft.methods.state import OptimizerState, RateSchedule
 from weft.networks.flat import Layer, Layout
 from weft.wire.message import Message, decode, encode

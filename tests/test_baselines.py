@@ -14,9 +14,8 @@ from weft.methods import COMBINATIONS, METHODS, class_of
 from weft.methods.continual.ewc import curvature_gradient
 from weft.wire.tensors import Sparse, dense
 
-AVERAGING = [  # they send theta itself
-    name for name in (*METHODS, *COMBINATIONS) if class_of(name).traits.federated and name != "fedweit"
-]
+FEDERATED = [name for name in (*METHODS, *COMBINATIONS) if class_of(name).traits.federated and name != "fedweit"]
+AVERAGING = [name for name in FEDERATED if "keep" in class_of(name).Options.model_fields]  # they send theta itself
 WELLS = ((1.0, 1.0), (4.0, -1.0))  # the sum of both losses is least at (1 * 1 - 4 * 1) / 5 = -0.6
 
 

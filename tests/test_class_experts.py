@@ -45,7 +45,7 @@ def server():
 
 
 def mean_for(finished, classes, starting=True):
-    found = finished.method.mean_for(finished.server, classes, starting, "float32")
+    found = finished.method.mean_for(finished.server, classes, starting, finished.plan)
     return None if found is None else found.tolist()
 
 
@@ -87,12 +87,12 @@ def test_a_mean_takes_the_newest_uploads_and_others_are_forgotten():
     for number in range(6):
         windows = {ALL: 4, "s": 3}
         running.server.add(f"{number}.0", Expert(quantized(torch.tensor([float(number)]), running.plan)), windows)
-    assert running.server.mean("s", 3, "float32").tolist() == [4.0]
-    assert running.server.mean("s", 2, "float32").tolist() == [4.5]
+    assert running.server.mean("s", 3, running.plan).tolist() == [4.0]
+    assert running.server.mean("s", 2, running.plan).tolist() == [4.5]
     assert list(running.server.experts) == ["2.0", "3.0", "4.0", "5.0"]
     assert running.server.counts == {ALL: 6, "s": 6}
     running.server.remove_client(5)
-    assert running.server.mean("s", 3, "float32").tolist() == [3.5]
+    assert running.server.mean("s", 3, running.plan).tolist() == [3.5]
 
 
 def test_an_upload_that_arrives_twice_counts_once(server):
@@ -101,6 +101,15 @@ def test_an_upload_that_arrives_twice_counts_once(server):
         server.method.aggregate(server.server, [update(0, 0, body, rows, ("a", "b"))], server.ctx)
     assert mean_for(server, ["a", "b"])[:2] == [1.0, 2.0]
     assert server.server.counts[ALL] == 1
+
+
+@pytest.mark.parametrize(("rule", "wanted"), [("mean", 34.0), ("median", 2.0), ("clip", 2.0)])
+def test_one_of_three_senders_moves_a_robust_mean_little(rule, wanted):
+    running = Run(tiny(method="class-experts", aggregation=rule))
+    running.server.size = 1
+    for client, value in enumerate([1.0, 2.0, 99.0]):
+        running.server.add(f"{client}.0", Expert(quantized(torch.tensor([value]), running.plan)), {"s": 3})
+    assert running.server.mean("s", 3, running.plan).item() == pytest.approx(wanted, abs=0.5)
 
 
 # ---- class experts: the client
@@ -149,7 +158,7 @@ def test_finished_tasks_improve_without_images():
     finished = experts(epochs_per_round=6)
     task, its = next((a, b) for a, b in same_classes(finished, 0, 1) if b > a)
     assert its > task
-    mean = finished.method.mean_for(finished.server, list(finished.runtime.class_ids(0, task)), False, "float32")
+    mean = finished.method.mean_for(finished.server, list(finished.runtime.class_ids(0, task)), False, finished.plan)
     body, _ = split_model(mean, finished.runtime.class_ids(0, task), finished.layout)
     kept = finished.clients[0].tasks[task]
     theta = finished.theta(0, task)[: finished.layout.head]

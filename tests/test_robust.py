@@ -7,7 +7,7 @@ import torch
 from helpers import Run, tiny, vector
 from methods_helpers import updates_of
 
-from weft.core.robust import clip, coordinate_median, median, robust
+from weft.methods.robust import clip, coordinate_median, median, robust
 from weft.wire.message import decode, encode
 from weft.wire.tensors import Rows, Sparse, dense
 

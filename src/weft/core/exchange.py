@@ -14,13 +14,13 @@ from typing import Any, Literal, Protocol
 from weft.core.checks import RejectedReply, ReplyChecks
 from weft.core.engine import Availability, Engine, Reply, Request
 from weft.core.progress import Pending, Progress
-from weft.core.robust import robust
 from weft.core.schedule import Assignment
 from weft.core.storage import spill
 from weft.errors import WeftError
 from weft.methods.averaging import Update, Updates
 from weft.methods.context import KNOWLEDGE, RoundContext, ServerContext
 from weft.methods.method import Method
+from weft.methods.robust import robust
 from weft.methods.state import ServerState
 from weft.plan import Plan
 from weft.wire.ledger import Direction, Entry, Ledger

@@ -17,8 +17,8 @@ share single classes, nearly all that is known of a class comes from other sets,
 FedWeIT's Eq. 1 with B = theta_0, m = 1 and an attention that is given by the classes in common, with the heads that
 belong to the A's; docs/experiments.md has why A's without heads transfer nothing.
 
-Each mean is kept at two speeds. A new learner starts from the mean of the last few uploads, which is farthest along;
-tasks are answered with the mean of many, which is better but would slow down the next learner.
+A new learner starts from the mean of few uploads, which are farthest along; tasks are answered with the mean of more,
+which is better but would slow down the next learner. With aggregation=median or clip the means are robust.
 
 What others learn later improves finished tasks without any image. A client checks twice that sharing pays, on its own
 images: a start that is not better than chance is not used, and a task's own result is kept if it beats the mean.
@@ -38,9 +38,9 @@ from weft.methods.averaging import Tensors, Updates
 from weft.methods.class_heads import rows_of, set_key, split_model, with_rows
 from weft.methods.context import Download, RoundContext, ServerContext, TaskContext, TensorSpec
 from weft.methods.method import Method, MethodInfo, MethodOptions, Traits
+from weft.methods.robust import center
 from weft.methods.state import ClientState, ServerState, Size, Table, TaskState
 from weft.wire import codec, tensors
-from weft.wire.codec import Precision
 
 if TYPE_CHECKING:
     from weft.networks.flat import Layout
@@ -105,22 +105,20 @@ class ClassExpertsServer(ServerState):
         for name in [each for each in self.experts if each not in used]:
             del self.experts[name]
 
-    def mean(self, key: str, window: int, precision: Precision, classes: Sequence[str] = ()) -> torch.Tensor:
+    def mean(self, key: str, window: int, plan: Plan, classes: Sequence[str] = ()) -> torch.Tensor:
         """The mean of the newest changes, followed by the means of the rows of these classes."""
-        names = tuple(self.newest[key][-window:])
-        if names not in self.means:
-            total = torch.zeros(self.size)
-            for name in names:
-                total += codec.values_in(np.frombuffer(self.experts[name].change, np.uint8), self.size, precision)
-            rows = [self.row(names, each) for each in classes]
-            self.means[names] = torch.cat([total.div_(len(names)), *rows])
+        names = self.newest[key][-window:]
+        if (place := (*names, *classes)) not in self.means:
+            found = (np.frombuffer(self.experts[name].change, np.uint8) for name in names)
+            body = center([codec.values_in(change, self.size, plan.wire) for change in found], plan.aggregation)
+            self.means[place] = torch.cat([body, *(self.row(names, each, plan) for each in classes)])
             while len(self.means) > CACHED:
                 del self.means[next(iter(self.means))]
-        return self.means[names]
+        return self.means[place]
 
-    def row(self, names: Sequence[str], each: str) -> torch.Tensor:
+    def row(self, names: Sequence[str], each: str, plan: Plan) -> torch.Tensor:
         """The mean of the rows of one class."""
-        return torch.stack([self.experts[name].rows[each] for name in names]).mean(dim=0)
+        return center([self.experts[name].rows[each] for name in names], plan.aggregation)
 
 
 @dataclass
@@ -173,13 +171,11 @@ class ClassExperts(Method):
         wanted = ctx.classes if ctx.testing else {}
         if ctx.first and ctx.task in ctx.classes:
             wanted = {ctx.task: ctx.classes[ctx.task]}
-        means = {
-            task: self.mean_for(server, classes, not ctx.testing, ctx.plan.wire) for task, classes in wanted.items()
-        }
+        means = {task: self.mean_for(server, classes, not ctx.testing, ctx.plan) for task, classes in wanted.items()}
         return Download({f"model.{task}": mean for task, mean in means.items() if mean is not None})
 
     def mean_for(
-        self, server: ClassExpertsServer, classes: list[str], starting: bool, precision: Precision
+        self, server: ClassExpertsServer, classes: list[str], starting: bool, plan: Plan
     ) -> torch.Tensor | None:
         """What is known of a task: a body, then rows sorted by class, 0 where a class is unknown; None: nothing."""
         options, key, counts = self.options, set_key(classes), server.counts
@@ -187,19 +183,19 @@ class ClassExperts(Method):
         of_set, of_all, of_class = windows if starting else (options.window, options.common_window, options.row_window)
         if not any(server.newest.get(each) for each in classes):
             if starting and options.unseen == "common" and server.newest.get(ALL):
-                return torch.cat([server.mean(ALL, of_all, precision), torch.zeros(len(classes) * server.width)])
+                return torch.cat([server.mean(ALL, of_all, plan), torch.zeros(len(classes) * server.width)])
             return None
         share, order = 0.0, sorted(classes)
         if server.newest.get(key):
-            of_this_set = server.mean(key, of_set, precision, order)
+            of_this_set = server.mean(key, of_set, plan, order)
             share = counts[key] * len(classes) / sum(counts[each] for each in classes)  # lambda
             if share == 1:
                 return of_this_set  # the very object, so that it is encoded once for all clients
-        unknown = torch.zeros(server.width)
-        rows = [
-            server.row(names[-of_class:], each) if (names := server.newest.get(each)) else unknown for each in order
-        ]
-        mean = torch.cat([server.mean(ALL, of_all, precision), *rows])
+        rows = [torch.zeros(server.width)] * len(order)
+        for index, each in enumerate(order):
+            if names := server.newest.get(each):
+                rows[index] = server.row(names[-of_class:], each, plan)
+        mean = torch.cat([server.mean(ALL, of_all, plan), *rows])
         return mean.lerp(of_this_set, share) if share else mean
 
     def upload_spec(self, layout: Layout, sent: Mapping[str, Any]) -> dict[str, TensorSpec]:

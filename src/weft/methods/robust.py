@@ -32,6 +32,17 @@ def robust(updates: list[Update], rule: Aggregation) -> list[Update]:
     return [replace(update, tensors=tensors) for update, tensors in zip(updates, changed, strict=True)]
 
 
+def center(parts: list[torch.Tensor], rule: Aggregation) -> torch.Tensor:
+    """The mean of some vectors, or of what a rule makes of them."""
+    changed: list[Payload] = [*parts]
+    if rule != "mean":
+        changed = median(changed) if rule == "median" else clip(changed)
+    total = torch.zeros_like(parts[0])
+    for part in changed:
+        total += dense(part)
+    return total.div_(len(parts))
+
+
 def median(parts: list[Payload]) -> list[Payload]:
     """Each part with its values replaced by their median over the senders."""
     middle = coordinate_median(parts)
