@@ -39,7 +39,7 @@ class TaskEnd:
 
     def before_round(self, assignments: list[Assignment]) -> None:
         self._catch_up([(assignment.client, assignment.task) for assignment in assignments])
-        self.announce([(each.client, each.task) for each in assignments if each.exchanges])
+        self.announce([(each.client, each.task) for each in assignments if each.exchanges or "share" in each.ops])
 
     def announce(self, positions: list[tuple[int, int]]) -> None:
         """Request the classes of tasks that are not known yet, for methods that share by class."""
