@@ -13,8 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-import torch
-
+from weft.lazy import torch
 from weft.methods.averaging import Update
 from weft.wire.tensors import Payload, Rows, Sparse, dense, present
 
