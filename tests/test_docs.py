@@ -140,6 +140,15 @@ def test_every_notebook_runs_and_is_stored_without_output(tmp_path: Path) -> Non
         assert done.stdout
 
 
+def test_an_extra_does_not_replace_an_editable_clone() -> None:
+    """`make` installs the clone as editable; without -e, pip would put a copy of it in its place."""
+    extras = [(page.name, line) for page in (ROOT / "docs").glob("*.md") for line in page.read_text().splitlines()]
+    extras = [(name, line) for name, line in extras if re.search(r'pip install [^`]*"\.\[', line)]
+    assert len(extras) >= 5
+    constrained = "--constraint constraints-flower.txt"  # an environment of its own, without an editable clone
+    assert all('pip install -e ".[' in line or constrained in line for _, line in extras)
+
+
 def test_every_plan_of_a_page_is_valid() -> None:
     found = [tomllib.loads(block) for page in PAGES for block in blocks(page, "toml")]
     plans = [given for given in found if "plan" not in given]  # the others are experiments of `weft repro`
