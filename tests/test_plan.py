@@ -284,7 +284,7 @@ MISTAKES = [
     ("round_per_task=3", "unknown key round_per_task; did you mean rounds_per_task?"),
     ("Clients=3", "did you mean clients?"),
     ("learning-rate=0.1", "did you mean learning_rate?"),
-    ("xyzzy=1", "unknown key xyzzy; choose one of: "),
+    ("xyzzy=1", "unknown key xyzzy; docs/plans.md has all keys"),
     ("method.kep=0.3", "unknown key method.kep; did you mean method.keep?"),
     ("network.pol=3", "did you mean network.pool?"),
     ("network.hidden=2", "unknown key network.hidden"),  # lenet has no such option
@@ -404,3 +404,24 @@ def test_words_win_over_small_and_are_written(tmp_path):
     plan = Plan.merge({"clients": 20}, ["scale=small", "clients=7", "rounds_per_task=20"])
     assert (plan.clients, plan.tasks, plan.rounds_per_task) == (7, 5, 20)
     assert Plan.load(write(tmp_path, plan.toml())) == plan
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("lr", "did you mean learning_rate"),
+        ("epochs", "did you mean epochs_per_round"),
+        ("rounds", "did you mean rounds_per_task"),
+        ("momentum", "Adam's.*FedAvgM"),
+        ("nonsense", "docs/plans.md"),
+    ],
+)
+def test_the_words_that_people_type_get_the_key_that_is_meant(word, meant):
+    with pytest.raises(WeftError, match=rf"^unknown key {word}; .*{meant}") as caught:
+        Plan.merge({}, [f"{word}=1"])
+    assert len(str(caught.value)) < 160
+
+
+def test_methods_that_people_ask_for_say_where_they_are():
+    with pytest.raises(WeftError, match=r"no method 'fedrep'; .*docs/add-a-method"):
+        Plan(method="fedrep")

@@ -27,6 +27,23 @@ from weft.registry import StrictModel
 from weft.wire.codec import Precision
 
 COMPONENTS = ("method", "network", "scenario")  # sections with a name
+MEANT = {  # what people type, and the key that is meant
+    "lr": "learning_rate",
+    "epochs": "epochs_per_round",
+    "local_epochs": "epochs_per_round",
+    "rounds": "rounds_per_task",
+    "batch": "batch_size",
+    "num_clients": "clients",
+    "num_tasks": "tasks",
+    "model": "network",
+    "dataset": "scenario",
+    "algorithm": "method",
+    "strategy": "method",
+}
+NO_KEY = {
+    "momentum": "clients have no momentum but Adam's; for the server's see FedAvgM in docs/add-a-method.md",
+    "weight_decay": "a penalty in a method's `prepare` is weight decay; see docs/add-a-method.md",
+}
 SMALL = {"clients": 5, "tasks": 5, "rounds_per_task": 8}  # upper bounds of scale = "small"
 
 
@@ -402,7 +419,12 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         known += ["scale"] if not prefix else []
         owners = [name for name in methods.METHODS if option in methods.options_of(name).model_fields]
         owner = f" ({key} is an option of {', '.join(owners)})" if prefix == "method." and owners else ""
-        return f"unknown key {key}; {nearest(option, known, prefix)}{owner}"
+        if not prefix and option in NO_KEY:
+            return f"unknown key {key}; {NO_KEY[option]}"
+        hint = f"did you mean {MEANT[option]}?" if not prefix and option in MEANT else nearest(option, known, prefix)
+        if not prefix and not hint.startswith("did"):
+            hint = "docs/plans.md has all keys"
+        return f"unknown key {key}; {hint}{owner}"
     # a union gives a mistake for each of its branches: "a valid integer" and "'all'"
     texts = [item["msg"].removeprefix("Value error, ") for item in mistakes if item["loc"][:1] == first["loc"][:1]]
     texts = [texts[0][0].lower() + texts[0][1:], *(text.removeprefix("Input should be ") for text in texts[1:])]

@@ -31,6 +31,16 @@ METHODS = {
     "joint": "weft.methods.continual.joint:Joint",
 }
 
+# what people ask for, and where it is
+WRITTEN = {
+    "fedavgm": "docs/add-a-method.md has it as a file",
+    "fedrep": "a method is one file: docs/add-a-method.md",
+    "fedbabu": "a method is one file: docs/add-a-method.md",
+    "sgd": "plain training is local; optimizer=sgd chooses the optimizer",
+    "finetune": "plain training is local",
+    "single-task": "did you mean stl?",
+}
+
 # those of the paper and its figures; other pairs work as well, unless `combine` refuses them
 COMBINATIONS = ("fedprox+ewc", "fedprox+stable-sgd", "fedprox+apd", "fedavg+ewc", "fedavg+apd")
 
@@ -69,7 +79,8 @@ def _one(name: str) -> type[Method]:
     if name.endswith(".py"):
         raise WeftError(f"{name} is a file; name the class in it too, as in {name}:MyMethod")
     if ":" not in name and name not in METHODS:
-        raise WeftError(f"there is no method {name!r}; {nearest(name, METHODS)}")
+        known = WRITTEN.get(name.lower()) or nearest(name, METHODS)
+        raise WeftError(f"there is no method {name!r}; {known}")
     found = registry.find(METHODS.get(name, name))
     if not isinstance(found, type) or not issubclass(found, Method):
         raise WeftError(f"{name} is no method; it has to be a class derived from weft.methods.method.Method")
