@@ -4,8 +4,8 @@ All clients draw the initial weights theta_0 from the seed, so their changes D =
 be averaged. A client uploads D and the head h of its classes once, at the end of a task. For a task with the class set
 S the server then knows
 
-    E_S   the mean of the last uploads of tasks with exactly these classes; n_S: how many there were
-    G     the mean of the last uploads of all tasks; n_k: uploads that had class k
+    E_S   the mean of uploads of tasks with exactly these classes; n_S: how many there were
+    G     the mean of uploads of all tasks; n_k: uploads that had class k
 
 and, of the heads that came with them, h_S and h_k. A client starts a task, and answers for it later, with
 
@@ -17,8 +17,9 @@ share single classes, nearly all that is known of a class comes from other sets,
 FedWeIT's Eq. 1 with B = theta_0, m = 1 and an attention that is given by the classes in common, with the heads that
 belong to the A's; docs/experiments.md has why A's without heads transfer nothing.
 
-A new learner starts from the mean of few uploads, which are farthest along; tasks are answered with the mean of more,
-which is better but would slow down the next learner. With aggregation=median or clip the means are robust.
+A mean takes the newest half of the uploads, since each learner starts where earlier ones ended, and no more than a
+window: few for the start of a new learner, more for the answer to finished tasks. With aggregation=median or clip the
+means are robust.
 
 What others learn later improves finished tasks without any image. A client checks twice that sharing pays, on its own
 images: a start that is not better than chance is not used, and a task's own result is kept if it beats the mean.
@@ -54,8 +55,8 @@ CACHED = 24  # means of the server that are kept until they are sent again; each
 class ClassExpertsOptions(MethodOptions):
     biases: Literal["private"] = "private"  # they are part of D
     heads: Literal["private"] = "private"  # rows are sent with D, and not each round
-    # how many of the newest uploads a mean takes: of a class set, of all tasks for the body, and of a class for its
-    # row; for a new learner's start and for answers. docs/experiments.md has how they were chosen
+    # how many uploads a mean takes at most: of a class set, of all tasks for the body, and of a class for its row; for
+    # a new learner's start and for answers. docs/experiments.md has how they were chosen
     start_window: int = Field(3, ge=1)
     window: int = Field(10, ge=1)
     common_start_window: int = Field(5, ge=1)
@@ -107,7 +108,7 @@ class ClassExpertsServer(ServerState):
 
     def mean(self, key: str, window: int, plan: Plan, classes: Sequence[str] = ()) -> torch.Tensor:
         """The mean of the newest changes, followed by the means of the rows of these classes."""
-        names = self.newest[key][-window:]
+        names = self.recent(key, window)
         if (place := (*names, *classes)) not in self.means:
             found = (np.frombuffer(self.experts[name].change, np.uint8) for name in names)
             body = center([codec.values_in(change, self.size, plan.wire) for change in found], plan.aggregation)
@@ -115,6 +116,10 @@ class ClassExpertsServer(ServerState):
             while len(self.means) > CACHED:
                 del self.means[next(iter(self.means))]
         return self.means[place]
+
+    def recent(self, key: str, window: int) -> list[str]:
+        """The newest half of the uploads, at most `window` of them."""
+        return self.newest[key][-min(window, (self.counts[key] + 1) // 2) :]
 
     def row(self, names: Sequence[str], each: str, plan: Plan) -> torch.Tensor:
         """The mean of the rows of one class."""
@@ -193,8 +198,8 @@ class ClassExperts(Method):
                 return of_this_set  # the very object, so that it is encoded once for all clients
         rows = [torch.zeros(server.width)] * len(order)
         for index, each in enumerate(order):
-            if names := server.newest.get(each):
-                rows[index] = server.row(names[-of_class:], each, plan)
+            if server.newest.get(each):
+                rows[index] = server.row(server.recent(each, of_class), each, plan)
         mean = torch.cat([server.mean(ALL, of_all, plan), *rows])
         return mean.lerp(of_this_set, share) if share else mean
 
