@@ -29,7 +29,7 @@ SYMBOLS = "●■◆▲✚★✖▼⬟⬢"  # as charts.SYMBOLS
 def sections(groups: Sequence[Group]) -> list[charts.Section]:
     """The sections of the page, in order."""
     builders = (
-        *(learning.accuracy, learning.matrices, learning.forgetting, learning.adaptation, learning.gain),
+        *(learning.gain, learning.accuracy, learning.matrices, learning.forgetting, learning.adaptation),
         *(sharing.helping, sharing.traffic, sharing.density),
     )
     return [build(groups) for build in builders] if groups else []

@@ -63,7 +63,8 @@ def comparison(
     shown = table("", shown_left, columns, wide=0)
     shown.pad_edge = False
     for label, summary in zip(labels, summaries, strict=True):
-        name = label if len(label) <= 10 else label.replace("+", "+\n")  # break there, not within a name
+        sign = "+" if "+" in label else "-"
+        name = label if len(label) <= 10 else label.replace(sign, f"{sign}\n")  # break there, not within a word
         shown.add_row(name, *_result([summary]))
     if mean is not None and len(summaries) > 1:
         shown.add_section()
