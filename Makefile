@@ -7,7 +7,7 @@ FLOWER := build/flower
 # packages are installed without compiling them all (see below), so what is loaded must be kept once it is compiled
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-flower quick lint docs bits peers wheel clean
+.PHONY: demo test test-all test-flower test-attacks quick lint docs bits peers wheel clean
 
 demo: $(VENV)/ready
 	$(BIN)/weft demo
@@ -24,6 +24,12 @@ test-all: $(VENV)/ready-to-test lint
 test-flower: $(FLOWER)/ready
 	$(FLOWER)/bin/pytest -q -n 2 --dist loadgroup tests/flower tests/test_fuzz.py tests/test_faults.py \
 		tests/test_supervisor.py tests/test_site_state.py
+
+# what a lying hub, a lying site, a hostile folder or a failing disk could do, and the long tests of damaged files; those that
+# need Flower run in its environment
+test-attacks: $(VENV)/ready-to-test $(FLOWER)/ready
+	$(BIN)/pytest -q -n 2 -m attack
+	$(FLOWER)/bin/pytest -q -n 2 --dist loadgroup -m attack tests/flower
 
 quick: $(VENV)/ready-to-test
 	$(BIN)/pytest -q -n 2 -m "not slow and not long"

@@ -199,8 +199,9 @@ class Run:
     def save(self) -> EngineState:
         return EngineState()
 
-    def ask(self, request_id: str, ops: str, task: int = 0, round_index: int = 0) -> Message:
+    def ask(self, ops: str, task: int = 0, round_index: int = 0) -> Message:
         """The first client's reply to a request without tensors."""
+        request_id = f"{task}.{round_index}.0"
         words = ("server", "client-0", request_id, tuple(ops.split()), task, round_index)
         self.submit(Request(0, encode(Message(*words)), request_id))
         (reply,) = self.replies()

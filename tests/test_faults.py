@@ -107,7 +107,7 @@ def test_corrupted_replies_are_never_what_they_were():
 def test_a_client_catches_up_on_tasks_that_it_missed():
     """A client that starts with the third task can be tested on all three."""
     running = Run(tiny(tasks=3, clients=1))
-    assert len(running.ask("x", "begin train end test", 2).fields["accuracy"]) == 3
+    assert len(running.ask("begin train end test", 2).fields["accuracy"]) == 3
     assert [task.adaptive.size for task in running.clients[0].tasks.values()] == [running.layout.weights] * 3
 
 
@@ -131,9 +131,9 @@ def test_knowledge_of_a_client_that_leaves_meanwhile_is_not_stored():
 def test_a_repeated_start_or_end_of_a_task_changes_nothing():
     one, other = Run(tiny(clients=1)), Run(tiny(clients=1))
     for number, ops in enumerate(["begin train", "train end"]):
-        one.ask(f"0.{number}.0", ops, 0, number)
+        one.ask(ops, 0, number)
     for number, ops in enumerate(["begin train", "begin train end", "end test"]):
-        other.ask(f"0.{number}.0", ops, 0, number)
+        other.ask(ops, 0, number)
     first, second = one.clients[0], other.clients[0]
     assert first.started == first.finished == 0
     second.request_id, second.reply = first.request_id, first.reply
@@ -346,8 +346,17 @@ class Undeclared(weft.methods.class_of("fedavg")):  # type: ignore[misc]
         return super().upload(client, ctx) | {"extra": vector(1, 2)}
 
 
-def test_an_undeclared_upload_ends_a_local_run_and_is_an_incident_of_a_remote_client(monkeypatch):
+@pytest.fixture
+def careless(monkeypatch):
+    """What clients do that do not check what they send."""
+    return lambda: monkeypatch.setattr("weft.core.client.forms_fault", lambda *_: "")
+
+
+def test_an_undeclared_upload_does_not_leave_its_client_and_is_an_incident_of_one_that_sends_it(monkeypatch, careless):
     plan = tiny(method=registry.reference(Undeclared), tasks=1)
+    with pytest.raises(WeftError, match=r"Undeclared: tensor 'extra' .*upload_spec .*biases, weights"):
+        Run(plan).go()
+    careless()
     with pytest.raises(WeftError, match=r"Undeclared: tensor 'extra' .*upload_spec .*biases, weights"):
         Run(plan).go()
     monkeypatch.setattr(SimulatedEngine, "remote", True)
@@ -376,12 +385,13 @@ class TooLarge(weft.methods.class_of("fedavg")):  # type: ignore[misc]
 )
 @pytest.mark.parametrize("asynchronous", ["none", "updates"])
 def test_a_round_that_merges_nothing_ends_a_local_run_and_is_a_warning_elsewhere(
-    kind, reason, asynchronous, monkeypatch
+    kind, reason, asynchronous, monkeypatch, careless
 ):
     kind.traits = dataclasses.replace(kind.traits, asynchronous=True)
     plan = tiny(method=registry.reference(kind), tasks=1, **{"async": asynchronous})
     with pytest.raises(WeftError, match=reason):
         Run(plan).go()
+    careless()
     monkeypatch.setattr(SimulatedEngine, "remote", True)
     remote = Run(plan).go()
     assert len(remote.incidents) == 6

@@ -114,13 +114,13 @@ def test_a_request_to_train_a_task_that_is_over_changes_nothing():
     """Of two requests that were long on their way the later one may arrive first."""
     running = Run(tiny(tasks=2, clients=1))
 
-    assert not running.ask("a", "begin train end", 0).error
+    assert not running.ask("begin train end", 0, 0).error
     before = state_bits(running.clients[0])
-    assert "over" in running.ask("b", "train upload", 0).error
+    assert "over" in running.ask("train upload", 0, 1).error
     assert differences(state_bits(running.clients[0]), before) == []
-    assert not running.ask("c", "begin train", 1).error
-    assert "over" in running.ask("d", "begin train end", 0).error
-    assert not running.ask("e", "end test", 0).error  # which changes nothing
+    assert not running.ask("begin train", 1, 0).error
+    assert "over" in running.ask("begin train end", 0, 2).error
+    assert not running.ask("end test", 0, 3).error  # which changes nothing
 
 
 # ---- many small plans ------------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def test_trying_theta_g_on_for_a_test_changes_nothing(name):
     state = copy.copy(finished.clients[0])
     before = state_bits(state)
     download = finished.method.configure(finished.server, 0, RoundContext(finished.plan, 1, False))
-    wire = encode(Message("server", "client-0", "tried", ("test",), 1, 9, download.tensors, download.fields))
+    wire = encode(Message("server", "client-0", "1.9.0", ("test",), 1, 9, download.tensors, download.fields))
     answer(finished.runtime, 0, state, wire)
     changed = set(differences(before, state_bits(state)))
     assert changed <= {"values", "reply"}  # the reply is kept, in case the request is repeated

@@ -26,7 +26,7 @@ TINY = {
     "tasks": 2,
     "network": "mlp",
     "rounds_per_task": 2,
-    "batch_size": 10,
+    "batch_size": 5,
     "scenario.train": 20,
     "scenario.valid": 10,
     "scenario.test": 10,

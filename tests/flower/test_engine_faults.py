@@ -64,7 +64,7 @@ def test_a_broken_envelope_is_an_incident(tmp_path, how):
 @pytest.mark.parametrize(("share", "most"), [("all", 10**9), ("2", 2), ("nothing", 0)])
 def test_a_site_shares_no_more_of_a_than_it_allows(tmp_path, share, most):
     (tmp_path / "b").mkdir()
-    site_policy.write_share(tmp_path / "b", share)
+    site_policy.change_policy(tmp_path / "b", [f"share={share}"])
     folder = run(tmp_path / "run", Loop(tmp_path, ["a", "b"]))
     shared = [key for key in outcome(folder) if key.startswith("A 1.")]
     assert shared == (["A 1.0", "A 1.1"] if most else [])

@@ -147,7 +147,7 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
         "hub": site.hub,
         "left": site_policy.has_left(site.folder),
         "leave_notices": site_policy.leave_notices(site.folder),
-        "share": site_policy.read_share(site.folder),
+        "policy": site_policy.read_policy(site.folder).model_dump(),
         "processes": running,
         "orphans": orphans,
         "connection": connection,
@@ -166,19 +166,18 @@ def status_command(folder: Folder = Path("site"), as_json: AsJson = False) -> No
     for name, process in processes.items():
         if process["starts"] > 1:
             lines.append(f"{name}: starts: {process['starts']} ({site.folder / 'logs' / name}.log)")
-    lines.append(f"shares of each A: {facts['share']} (weft site share)")
+    lines.append(f"shares of each A: {facts['policy']['share']} (weft site policy shows all limits)")
     say_lines([*lines, *_task_lines(site.folder), *(f"run {run.as_text()}" for run in runs)])
 
 
-@app.command("share")
-def share_command(
-    share: Annotated[str, typer.Argument(metavar="all|ROWS|nothing", help="Of the A of each task.")],
+@app.command("policy")
+def policy_command(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Limits to change.")] = None,
     folder: Folder = Path("site"),
 ) -> None:
-    """Set what this site shares of each A: all, its strongest rows, or nothing. No plan can request more."""
-    site = Site(folder)
-    site_policy.write_share(site.folder, share)
-    say(f"{site.name} shares of each A: {share}{' rows' if share.isdecimal() else ''}")
+    """Show or change what this site shares and accepts, such as share=nothing. No plan can override it."""
+    policy = site_policy.change_policy(Site(folder).folder, words or [])
+    say_lines(f"{key} = {value}" for key, value in policy.model_dump().items())
 
 
 @app.command("export")

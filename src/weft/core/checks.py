@@ -87,25 +87,20 @@ class ReplyChecks:
             return f"it is addressed from {show(reply.sender)} to {show(reply.receiver)}"
         if (reply.task, reply.round) != (request.task, request.round) or reply.ops:
             return f"it is about task {reply.task}, round {reply.round}, which was not requested"
-        if undeclared := sorted(reply.tensors.keys() - spec.keys()):
-            declared = ", ".join(sorted(spec)) or "nothing"
-            reason = f"tensor {show(undeclared[0])} is uploaded, and upload_spec does not declare it (but {declared})"
-            raise RejectedReply(reason, pending, bug=True)
-        for name in reply.tensors:
+        fault = forms_fault(reply.tensors, spec, self.layout)
+        for name in reply.tensors if not fault else ():
             if ("share" if spec[name].once else "upload") not in request.ops:
                 return f"tensor {show(name)} was not requested"
-        if fault := self._upload_fault(reply, spec, request.ops):
+        if fault := fault or self._missing(reply, spec, request.ops):
             raise RejectedReply(fault, pending, bug=True)
         fault = self._norm_fault(reply.tensors)
         return fault or fields_fault(reply.fields, request.ops, request.task, self.metrics)
 
-    def _upload_fault(self, reply: Message, spec: Mapping[str, TensorSpec], ops: Collection[str]) -> str:
-        tensors, merged = reply.tensors, {name for name, each in spec.items() if not each.once}
+    def _missing(self, reply: Message, spec: Mapping[str, TensorSpec], ops: Collection[str]) -> str:
+        merged = {name for name, each in spec.items() if not each.once}
         trained = "upload" in ops and reply.fields.get("images", 0)  # a client that has stopped uploads nothing
-        if (trained or merged & tensors.keys()) and (missing := sorted(merged - tensors.keys())):
-            return f"tensor {missing[0]!r} is missing"
-        faults = ((name, self._form_fault(tensor, spec[name])) for name, tensor in tensors.items())
-        return next((f"tensor {name!r} {fault}" for name, fault in faults if fault), "")
+        missing = sorted(merged - reply.tensors.keys()) if trained or merged & reply.tensors.keys() else []
+        return f"tensor {missing[0]!r} is missing" if missing else ""
 
     def _norm_fault(self, tensors: Mapping[str, Payload]) -> str:
         for name, tensor in tensors.items():
@@ -115,19 +110,31 @@ class ReplyChecks:
                 return f"tensor {name!r} has the norm {norm:.3g}, above {self.max_norm:.3g} (max_update_norm)"
         return ""
 
-    def _form_fault(self, tensor: Payload, spec: TensorSpec) -> str:
-        shape = SHAPES[type(tensor)]
-        if shape != spec.shape:
-            return f"is {shape} and not {spec.shape}"
-        if size(tensor) != spec.size or (isinstance(tensor, Rows) and tensor.segments != self.layout.segments):
-            return f"has {size(tensor):,} values in another order or number than the {spec.size:,} of the network"
-        if isinstance(tensor, Rows) and spec.rows is not None and not torch.equal(tensor.kept, spec.rows):
-            return "has other rows than those of this round"
-        if isinstance(tensor, Rows) and spec.most_rows is not None:
-            for layer, most in zip(self.layout.layers, spec.most_rows, strict=True):
-                if (count := int(tensor.kept[layer.row_span].sum())) > most:
-                    return f"has {count} rows of {layer.name}, at most {most} are accepted (method.keep)"
-        return ""
+
+def forms_fault(tensors: Mapping[str, Payload], spec: Mapping[str, TensorSpec], layout: Layout) -> str:
+    """What is wrong with the forms of a reply's tensors: checked by the client before they leave, and by the server."""
+    for name, tensor in tensors.items():
+        if name not in spec:
+            declared = ", ".join(sorted(spec)) or "nothing"
+            return f"tensor {show(name)} is uploaded, and upload_spec does not declare it (but {declared})"
+        if fault := _form_fault(tensor, spec[name], layout):
+            return f"tensor {name!r} {fault}"
+    return ""
+
+
+def _form_fault(tensor: Payload, spec: TensorSpec, layout: Layout) -> str:
+    shape = SHAPES[type(tensor)]
+    if shape != spec.shape:
+        return f"is {shape} and not {spec.shape}"
+    if size(tensor) != spec.size or (isinstance(tensor, Rows) and tensor.segments != layout.segments):
+        return f"has {size(tensor):,} values in another order or number than the {spec.size:,} of the network"
+    if isinstance(tensor, Rows) and spec.rows is not None and not torch.equal(tensor.kept, spec.rows):
+        return "has other rows than those of this round"
+    if isinstance(tensor, Rows) and spec.most_rows is not None:
+        for layer, most in zip(layout.layers, spec.most_rows, strict=True):
+            if (count := int(tensor.kept[layer.row_span].sum())) > most:
+                return f"has {count} rows of {layer.name}, at most {most} are accepted (method.keep)"
+    return ""
 
 
 # ---- a request, at the client ----------------------------------------------------------------------------------------
@@ -142,6 +149,8 @@ def request_fault(request: Message, client: int, method: Method, layout: Layout,
         return f"it is addressed from {show(request.sender)} to {show(request.receiver)}"
     if strange := [op for op in request.ops if op not in OPS or request.ops.count(op) > 1]:
         return f"it requests {show(strange[0])}, which is unknown or named twice"
+    if request.request_id != (expected := f"{request.task}.{request.round}.{client}"):
+        return f"its id is {show(request.request_id)} and not {expected}"
     spec = method.upload_spec(layout, {"classes": classes})
     once = next((each for each in spec.values() if each.once), None)
     if method.traits.by_class and "test" in request.ops:  # what is sent for finished tasks

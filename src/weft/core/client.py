@@ -22,12 +22,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import torch
 
 from weft import methods, metrics, networks, scenarios
-from weft.core.checks import request_fault
+from weft.core.checks import forms_fault, request_fault
 from weft.core.training import train_round
 from weft.errors import WeftError
 from weft.methods.averaging import Tensors
@@ -35,11 +36,12 @@ from weft.methods.context import KNOWLEDGE, Download, TaskContext
 from weft.methods.method import Method
 from weft.methods.state import ClientState, OptimizerState, RateSchedule
 from weft.networks.batches import Batches
+from weft.networks.flat import Layout
 from weft.plan import Plan
 from weft.randomness import generator
 from weft.scenarios import Scenario, SplitName, Task
 from weft.wire.message import Message, MessageError, decode, encode, failure
-from weft.wire.tensors import Sparse
+from weft.wire.tensors import Payload, Sparse, dense, present, size, with_values
 
 TRAINING_SETS = 16  # kept in memory, of the tasks in training
 EVALUATION_SETS = 256  # small uint8 images: some hundred kilobytes each
@@ -48,10 +50,19 @@ EVALUATION_SETS = 256  # small uint8 images: some hundred kilobytes each
 class Runtime:
     """What all clients of a process share: the plan and what is built from it. No client's state is in here."""
 
-    def __init__(self, plan: Plan, scenario: Scenario | None = None):
-        self.plan = plan
+    def __init__(
+        self,
+        plan: Plan,
+        scenario: Scenario | None = None,
+        secret: int | None = None,
+        largest_jump: float = math.inf,
+    ):
+        """`secret` draws heads that will leave their site, in place of the plan's seed, which the hub knows;
+        `largest_jump`: see `bounded`."""
+        self.plan, self.largest_jump = plan, largest_jump
         self.scenario = scenarios.of(plan) if scenario is None else scenario
         self.method: Method = methods.load(plan.method, plan.method_options)
+        self.head_seed = secret if secret is not None and self.method.traits.by_class else plan.seed
         self.device = pick_device(plan.device)
         # training images are needed again in every round of a task, the others after every later task too
         self._training = functools.lru_cache(maxsize=TRAINING_SETS)(self._load)
@@ -132,6 +143,9 @@ def answer(runtime: Runtime, client: int, state: ClientState, wire: bytes) -> by
     if "train" in request.ops and (state.finished >= request.task or state.started > request.task):
         return encode(failure(request, "that task is over here"))
     tensors, fields = _act(runtime, state, request, ctx)
+    spec = runtime.method.upload_spec(ctx.layout, request.fields | {"classes": classes})
+    if fault := forms_fault(tensors, spec, ctx.layout):  # nothing leaves that nobody declared
+        raise WeftError(f"method {runtime.plan.method}: {fault}")
     addresses, where = (request.receiver, request.sender), (request.task, request.round)
     reply = Message(*addresses, request.request_id, (), *where, tensors, fields)
     state.request_id, state.reply = request.request_id, encode(reply, runtime.plan.wire)
@@ -156,7 +170,7 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
         begin(runtime, state, ctx)
     stopped = state.rate.stopped  # its rate has reached the floor: it keeps what it has and waits
     if "receive" in request.ops:
-        download = _download(request)
+        download = _download(request, runtime, state, ctx)
         state.knowledge.update(download.once)
         if not stopped:
             method.receive(state, download, ctx)
@@ -179,14 +193,38 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
     return tensors, fields
 
 
-def _download(request: Message) -> Download:
+def _download(request: Message, runtime: Runtime, state: ClientState, ctx: TaskContext) -> Download:
     download = Download(fields=request.fields)
     for name, tensor in request.tensors.items():
+        if runtime.largest_jump < math.inf:
+            tensor = bounded(name, tensor, state, ctx.layout, runtime.largest_jump)
         if not name.startswith(KNOWLEDGE):
             download.tensors[name] = tensor
         elif isinstance(tensor, Sparse):
             download.once[name.removeprefix(KNOWLEDGE)] = tensor
     return download
+
+
+def bounded(name: str, received: Payload, state: ClientState, layout: Layout, most: float) -> Payload:
+    """What a site takes of a tensor of the hub: no layer moves farther than `most` times the norm of the site's own.
+
+    Weights and biases replace the site's own; any other vector of the network's size is added to them or multiplied
+    with what they learn, and is itself bounded.
+    """
+    if name == "biases":  # they start close to 0: honest ones move by their own norm in a round
+        own, spans, most = state.private[: layout.biases], [slice(0, layout.biases)], 4 * most
+        base = own
+    elif size(received) in (layout.weights, layout.head):
+        own, spans = state.weights, [layer.span for layer in layout.layers]
+        base = own if name == "weights" else torch.zeros(size(received))
+    else:
+        return received
+    value, sent, changed = dense(received).clone(), present(received), False
+    for span in spans:
+        move = (value[span] - base[span]) * sent[span]
+        if (distance := float(move.norm())) > (limit := most * float(own[span].norm())):
+            value[span], changed = torch.where(sent[span], base[span] + move * (limit / distance), value[span]), True
+    return with_values(received, value) if changed else received
 
 
 def begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
@@ -198,7 +236,7 @@ def begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
         biases = ctx.initial()[layout.weights :]
         if method.options.biases == "shared" and state.private.numel():
             biases = state.private[: len(biases)]
-        head = ctx.network.initial_head(generator(plan.seed, "head", ctx.client, ctx.task))
+        head = ctx.network.initial_head(generator(runtime.head_seed, "head", ctx.client, ctx.task))
         state.private = torch.cat([biases, head])
         state.shared_biases = len(biases) if method.options.biases == "shared" else 0
     state.rate = RateSchedule(plan.learning_rate if plan.optimizer == "adam" else float(plan.sgd_rate))
@@ -224,7 +262,7 @@ def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskCo
     """
     tested = state
     if runtime.plan.measured_model == "global" and request.tensors and "train" not in request.ops:
-        download = _download(request)
+        download = _download(request, runtime, state, ctx)
         state.knowledge.update(download.once)  # kept: the server does not send it again
         if not runtime.method.traits.improves_tasks:
             tested = copy.copy(state)

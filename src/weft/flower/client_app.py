@@ -23,7 +23,6 @@ from weft.errors import WeftError
 from weft.flower import audit_log, site_policy, size_guard
 from weft.flower.envelope import EnvelopeError, SiteReply, pack_reply, unpack
 from weft.flower.site_state import FAILED, SiteState, TaskNotAvailableError
-from weft.plan import Plan, flat_keys
 from weft.scenarios import sites
 
 
@@ -55,11 +54,15 @@ def on_message(message: Message, context: Context) -> Message:
         raise WeftError(f"the site rejects the message: {error}") from None
     if not request.wire:  # the hub only asks whether the site is still a member
         return pack_reply(SiteReply(), message)
-    plan = sites.at_site(read_plan(request.plan), site)
+    plan = sites.at_site(site_policy.read_plan(request.plan), site)
     if not 0 <= request.client < plan.clients:
         raise WeftError(f"the site rejects the message: client {request.client} of {plan.clients}")
     with errors_stay_here():
-        state = SiteState(site / "state" / request.run, site_policy.limit_share(plan, site), request.client)
+        policy = site_policy.read_policy(site)
+    if reason := policy.plan_fault(plan):
+        raise WeftError(f"the site rejects the hub's plan: {reason}")
+    with errors_stay_here():
+        state = SiteState(site / "state" / request.run, plan, request.client, policy)
         try:
             wire = state.answer(request.wire)
         except TaskNotAvailableError as reason:
@@ -76,14 +79,6 @@ def errors_stay_here() -> Iterator[None]:
     except Exception:
         traceback.print_exc()
         raise WeftError(FAILED) from None
-
-
-def read_plan(text: str) -> Plan:
-    """A plan of the hub; checked as text first, because validating it loads the code that it names."""
-    keys = flat_keys(text)
-    if reason := site_policy.rejection(keys):
-        raise WeftError(f"the site rejects the hub's plan: {reason}")
-    return Plan.merge(keys)
 
 
 app = ClientApp()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import secrets
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import filelock
 
 from weft.errors import WeftError
 from weft.files import sync, write_bytes, write_text
+from weft.flower.site_policy import Policy
 from weft.plan import Plan, flat_keys
 from weft.report.text import utc
 from weft.runs.folder import read_manifest, write_manifest
@@ -38,8 +40,8 @@ class TaskNotAvailableError(Exception):
 class SiteState:
     """One run's folder at a site. A lock keeps a second process out of it."""
 
-    def __init__(self, folder: Path, plan: Plan, client: int):
-        self._folder, self._plan, self._client = folder, plan, client
+    def __init__(self, folder: Path, plan: Plan, client: int, policy: Policy | None = None):
+        self._folder, self._plan, self._client, self._policy = folder, plan, client, policy or Policy()
 
     def answer(self, wire: bytes) -> bytes:
         """The reply to an encoded request; a failure is a reply too."""
@@ -51,9 +53,9 @@ class SiteState:
         with filelock.FileLock(self._folder / RUN_LOCK):
             with filelock.FileLock(self._folder.parent / START_LOCK):
                 pass  # nobody reads the list of tasks while a task is being removed
-            if not (self._folder / "plan.toml").exists():  # `weft site export` needs it
-                write_text(self._folder / "plan.toml", self._plan.toml())
-            request, manifest = decode(wire), read_manifest(self._folder) or dict(NEW)
+            self._pin()
+            request = decode(wire)
+            manifest = read_manifest(self._folder) or {**NEW, "secret": secrets.randbits(62)}
             if (known := manifest["replies"].get(request.request_id)) is not None:
                 reply: bytes = (self._folder / known).read_bytes()
                 decode(reply)  # a damaged file is not sent
@@ -62,10 +64,15 @@ class SiteState:
                 raise WeftError(f"a message for {request.receiver} was sent to client-{self._client}")
             clients, answered = ({int(key): value for key, value in manifest[name].items()} for name in STATE)
             saved = EngineState(clients, answered)
-            host = ClientHost(Runtime(self._plan), self._folder, MEMORY, saved)
+            plan, policy = self._policy.limited(self._plan), self._policy
+            runtime = Runtime(plan, secret=manifest["secret"], largest_jump=policy.largest_jump)
+            host = ClientHost(runtime, self._folder, MEMORY, saved)
             if not host.has_task(self._client, request.task):
                 raise TaskNotAvailableError(f"it has no task {request.task} yet (weft site task add)")
             try:
+                task = runtime.task(self._client, max(0, request.task))
+                if fault := policy.request_fault(plan, request.ops, task):
+                    return encode(failure(request, f"the site does not allow it: {fault}"))
                 reply = host.answer(self._client, wire)
             except Exception as error:
                 traceback.print_exc()  # only to the site's log: it may name files, tasks and classes
@@ -76,6 +83,19 @@ class SiteState:
                 manifest["finished"] = max(manifest["finished"], request.task)
             self._save(host, request.request_id, reply, manifest)
             return reply
+
+    def _pin(self) -> None:
+        """Keep the plan and the client of the first request, and reject others.
+
+        Another network would put private parameters where shared ones are, and upload them. `weft site export` reads
+        the plan.
+        """
+        path, text = self._folder / "plan.toml", f"# client {self._client}\n{self._plan.toml()}"
+        if not path.exists():
+            write_text(path, text)
+            sync(path)
+        elif path.read_text(encoding="utf-8") != text:
+            raise WeftError(f"the hub sent another plan or client number than {path}; a run cannot change")
 
     def _save(self, host: Any, request_id: str, reply: bytes, manifest: dict[str, Any]) -> None:
         """Write the files, then the manifest that names them, and remove files that it does not name."""

@@ -15,7 +15,7 @@ from typing import Literal
 
 from weft.lazy import torch
 from weft.methods.averaging import Update
-from weft.wire.tensors import Payload, Rows, Sparse, dense, present
+from weft.wire.tensors import Payload, dense, present, with_values
 
 Aggregation = Literal["mean", "median", "clip"]
 
@@ -45,7 +45,7 @@ def center(parts: list[torch.Tensor], rule: Aggregation) -> torch.Tensor:
 def median(parts: list[Payload]) -> list[Payload]:
     """Each part with its values replaced by their median over the senders."""
     middle = coordinate_median(parts)
-    return [_with_values(part, middle) for part in parts]
+    return [with_values(part, middle) for part in parts]
 
 
 def clip(parts: list[Payload]) -> list[Payload]:
@@ -55,7 +55,7 @@ def clip(parts: list[Payload]) -> list[Payload]:
     distances = torch.stack([change.norm() for change in moved])
     radius = torch.quantile(distances, 0.5)
     return [
-        _with_values(part, middle + change * min(1.0, float(radius / distance)) if distance > 0 else middle)
+        with_values(part, middle + change * min(1.0, float(radius / distance)) if distance > 0 else middle)
         for part, change, distance in zip(parts, moved, distances, strict=True)
     ]
 
@@ -73,11 +73,3 @@ def coordinate_median(parts: list[Payload]) -> torch.Tensor:
     low, high = ((count - 1) // 2).clamp_(min=0), count // 2
     middle = (values.gather(0, low) + values.gather(0, high)).squeeze(0) / 2
     return middle.masked_fill_(~there.any(dim=0), 0.0)
-
-
-def _with_values(part: Payload, vector: torch.Tensor) -> Payload:
-    if isinstance(part, Rows):
-        return Rows.of(vector, part.segments, part.kept)
-    if isinstance(part, Sparse):
-        return Sparse(part.size, part.indices, vector[part.indices.long()])
-    return vector.clone()

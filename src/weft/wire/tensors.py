@@ -192,6 +192,15 @@ def kept_size(segments: Segments, kept: torch.Tensor) -> int:
     return sum(int(rows.sum()) * width for (_, width), rows in pairs)
 
 
+def with_values(part: Payload, vector: torch.Tensor) -> Payload:
+    """A payload of the same form with the values of a vector."""
+    if isinstance(part, Rows):
+        return Rows.of(vector, part.segments, part.kept)
+    if isinstance(part, Sparse):
+        return Sparse(part.size, part.indices, vector[part.indices.long()])
+    return vector.clone()
+
+
 # ---- payloads in a file: a flat dict of tensors and a JSON description -----------------------------------------------
 
 _SUFFIXES = {"dense": (), "rows": ("kept", "values"), "sparse": ("indices", "values")}
