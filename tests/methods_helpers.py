@@ -98,7 +98,7 @@ def started(runtime, client=0):
 def send_download(download):
     """A download as the client receives it."""
     once = {f"foreign/{key}": value for key, value in download.once.items()}
-    message = Message("server", "client-0", "x", (), 0, 0, download.tensors | once, download.fields)
+    message = Message("server", "client-0", "0.0.0", (), 0, 0, download.tensors | once, download.fields)
     return client_module._download(decode(encode(message)))
 
 

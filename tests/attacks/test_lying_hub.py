@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import CachedRuntime, Run, differences, tiny
 
 from weft.core.client import Runtime
 from weft.errors import WeftError
@@ -187,6 +188,13 @@ def _weights(folder: Path) -> torch.Tensor:
 
     (path,) = folder.glob("client-*.safetensors")
     return load_file(path)["weights"]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedweit", "fedcurv", "fedprox+apd"])
+def test_the_limits_of_a_site_change_no_honest_run(method):
+    given = tiny(method=method)
+    honest, guarded = Run(given).go(), Run(given, runtime=CachedRuntime(given, largest_jump=Policy().largest_jump)).go()
+    assert differences(honest.bits(), guarded.bits()) == []
 
 
 # ---- 5: sizes --------------------------------------------------------------------------------------------------------

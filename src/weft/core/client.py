@@ -23,6 +23,7 @@ import copy
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from weft import methods, metrics, networks, scenarios
 from weft.core.checks import forms_fault, request_fault
 from weft.core.training import train_round
 from weft.errors import WeftError
-from weft.methods.averaging import Tensors
+from weft.methods.averaging import Tensors, jump, limited
 from weft.methods.context import KNOWLEDGE, Download, TaskContext
 from weft.methods.method import Method
 from weft.methods.state import ClientState, OptimizerState, RateSchedule
@@ -41,7 +42,7 @@ from weft.plan import Plan
 from weft.randomness import generator
 from weft.scenarios import Scenario, SplitName, Task
 from weft.wire.message import Message, MessageError, decode, encode, failure
-from weft.wire.tensors import Payload, Sparse, dense, present, size, with_values
+from weft.wire.tensors import Payload, Sparse
 
 TRAINING_SETS = 16  # kept in memory, of the tasks in training
 EVALUATION_SETS = 256  # small uint8 images: some hundred kilobytes each
@@ -170,7 +171,7 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
         begin(runtime, state, ctx)
     stopped = state.rate.stopped  # its rate has reached the floor: it keeps what it has and waits
     if "receive" in request.ops:
-        download = _download(request, runtime, state, ctx)
+        download = _download(request, functools.partial(bounded, runtime, state, ctx.layout))
         state.knowledge.update(download.once)
         if not stopped:
             method.receive(state, download, ctx)
@@ -193,11 +194,10 @@ def _act(runtime: Runtime, state: ClientState, request: Message, ctx: TaskContex
     return tensors, fields
 
 
-def _download(request: Message, runtime: Runtime, state: ClientState, ctx: TaskContext) -> Download:
+def _download(request: Message, near: Callable[[str, Payload], Payload] = lambda _, tensor: tensor) -> Download:
     download = Download(fields=request.fields)
-    for name, tensor in request.tensors.items():
-        if runtime.largest_jump < math.inf:
-            tensor = bounded(name, tensor, state, ctx.layout, runtime.largest_jump)
+    for name, sent in request.tensors.items():
+        tensor = near(name, sent)
         if not name.startswith(KNOWLEDGE):
             download.tensors[name] = tensor
         elif isinstance(tensor, Sparse):
@@ -205,26 +205,22 @@ def _download(request: Message, runtime: Runtime, state: ClientState, ctx: TaskC
     return download
 
 
-def bounded(name: str, received: Payload, state: ClientState, layout: Layout, most: float) -> Payload:
-    """What a site takes of a tensor of the hub: no layer moves farther than `most` times the norm of the site's own.
+def bounded(runtime: Runtime, state: ClientState, layout: Layout, name: str, received: Payload) -> Payload:
+    """What a site takes of a tensor of the hub: no layer moves farther than so many times the norm of the site's own.
 
-    Weights and biases replace the site's own; any other vector of the network's size is added to them or multiplied
-    with what they learn, and is itself bounded.
+    Weights and biases replace the site's own; A's of others are added to them, and are themselves bounded.
     """
-    if name == "biases":  # they start close to 0: honest ones move by their own norm in a round
-        own, spans, most = state.private[: layout.biases], [slice(0, layout.biases)], 4 * most
+    if (most := runtime.largest_jump) == math.inf:
+        return received
+    if name == "biases":
+        own, spans = state.private[: layout.biases], [slice(0, layout.biases)]
         base = own
-    elif size(received) in (layout.weights, layout.head):
+    elif name == "weights" or name.startswith(KNOWLEDGE):
         own, spans = state.weights, [layer.span for layer in layout.layers]
-        base = own if name == "weights" else torch.zeros(size(received))
+        base = own if name == "weights" else torch.zeros_like(own)
     else:
         return received
-    value, sent, changed = dense(received).clone(), present(received), False
-    for span in spans:
-        move = (value[span] - base[span]) * sent[span]
-        if (distance := float(move.norm())) > (limit := most * float(own[span].norm())):
-            value[span], changed = torch.where(sent[span], base[span] + move * (limit / distance), value[span]), True
-    return with_values(received, value) if changed else received
+    return limited(received, base, [(span, jump(name, most) * float(own[span].norm())) for span in spans])
 
 
 def begin(runtime: Runtime, state: ClientState, ctx: TaskContext) -> None:
@@ -262,7 +258,7 @@ def evaluate(runtime: Runtime, state: ClientState, request: Message, ctx: TaskCo
     """
     tested = state
     if runtime.plan.measured_model == "global" and request.tensors and "train" not in request.ops:
-        download = _download(request, runtime, state, ctx)
+        download = _download(request, functools.partial(bounded, runtime, state, ctx.layout))
         state.knowledge.update(download.once)  # kept: the server does not send it again
         if not runtime.method.traits.improves_tasks:
             tested = copy.copy(state)

@@ -7,6 +7,7 @@ continues without it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -16,8 +17,8 @@ from weft.core.engine import Availability, Engine, Reply, Request
 from weft.core.progress import Pending, Progress
 from weft.core.schedule import Assignment
 from weft.core.storage import spill
-from weft.errors import WeftError
-from weft.methods.averaging import Update, Updates
+from weft.errors import WeftError, printable
+from weft.methods.averaging import LARGEST_JUMP, Update, Updates
 from weft.methods.context import KNOWLEDGE, RoundContext, ServerContext
 from weft.methods.method import Method
 from weft.methods.robust import robust
@@ -135,7 +136,12 @@ class Exchange:
         newest = {each.assignment.client: each for each in sorted(usable, key=lambda each: each.assignment)}
         found = [self.update(each, each is newest.get(each.assignment.client)) for each in taken]
         guarded = rule != "mean" and len(newest) > 1
-        return Updates(robust(found, rule) if guarded else found, equal=guarded)
+        return Updates(robust(found, rule) if guarded else found, equal=guarded, most=self.largest_jump)
+
+    @property
+    def largest_jump(self) -> float:
+        """Clients on this machine do not lie; sites might."""
+        return LARGEST_JUMP if self.engine.remote else math.inf
 
     def aggregate(self, taken: list[Accepted], merged: bool) -> None:
         self.method.aggregate(self.server, self.updates(taken, merged), self.ctx)
@@ -325,6 +331,7 @@ class Exchange:
 
     def _incident(self, client: int, assignment: Assignment | None, reason: str) -> None:
         """Something went wrong with one client; the run continues."""
+        reason = printable(" ".join(reason.split()))
         self.progress.clients[client].incidents += 1
         task, round_index = (-1, -1) if assignment is None else (assignment.task, assignment.round)
         self.events.incident(client, task, round_index, reason)

@@ -23,8 +23,11 @@ class AsynchronousFederation(Federation):
                     exchange.incident(pending.assignment, f"the update is {staleness} merges old (staleness_bound)")
                 merged = usable and "upload" in pending.assignment.ops
                 update = exchange.update(accepted, merged)
+                # in one process a fresh update replaces theta_G; at a hub it would be the word of a single site
                 mix = staleness_weight(staleness, plan.staleness_exponent)
-                exchange.method.aggregate(exchange.server, Updates([update], mix=mix), exchange.ctx)
+                mix /= plan.clients if exchange.engine.remote else 1
+                updates = Updates([update], mix=mix, most=exchange.largest_jump)
+                exchange.method.aggregate(exchange.server, updates, exchange.ctx)
                 progress.version += merged
             progress.task = min(client.position[0] for client in progress.clients)
             progress.turns += 1

@@ -22,6 +22,7 @@ from flwr.serverapp import Grid
 
 from weft.core.engine import Availability, EngineState, Reply, Request
 from weft.core.storage import load_wire, save_wire
+from weft.errors import printable
 from weft.flower.envelope import SiteReply, SiteRequest, pack, unpack_reply
 from weft.plan import Plan
 from weft.wire.message import decode, encode, failure
@@ -288,7 +289,7 @@ class FlowerEngine:
         except Exception as error:
             flight.failures += 1
             reason = f"its reply cannot be read: {type(error).__name__}: {error}"
-        return reason[:MAX_REASON]
+        return printable(" ".join(reason.split()))[:MAX_REASON]
 
     def _record(self, event: str, client: int, **facts: Any) -> None:
         self._journal(event, client=client, site=self._sites[client], time=round(self.now(), 3), **facts)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from weft.errors import printable
+
 STYPE = "weft.wire.message"  # the array is read by weft.wire.message.decode and by nothing else
 MESSAGE_TYPE = "train.weft"  # selects the handler of the client app
 RECORD, FIELDS, KEY = "weft", "fields", "message"
@@ -52,7 +54,7 @@ def unpack_reply(message: Message) -> SiteReply:
     reply = SiteReply(**_open(message, seconds=float, waiting=str, left=bool))
     if not 0 <= reply.seconds < math.inf:
         raise EnvelopeError(f"seconds={reply.seconds} is out of range")
-    return reply._replace(waiting=reply.waiting[:MAX_REASON])
+    return reply._replace(waiting=printable(" ".join(reply.waiting.split()))[:MAX_REASON])
 
 
 def _content(wire: bytes, **fields: Any) -> RecordDict:

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 
 from weft.errors import WeftError
 from weft.files import append, read_json, write_json, write_text
+from weft.methods.averaging import LARGEST_JUMP
 from weft.plan import Plan, explain, flat_keys, parse
 from weft.registry import StrictModel
 from weft.report.text import utc
@@ -92,8 +93,7 @@ class Policy(StrictModel):
     largest_batch: Count = 1000
     least_steps: Count = 4  # of the optimizer, in a round that sends anything
     least_images: Count = 5  # for training, of each class whose row leaves
-    # of a received layer, from the site's own, in norms of that; honest rounds moved by 0.21 at most
-    largest_jump: Annotated[float, Field(gt=0)] = 0.5
+    largest_jump: Annotated[float, Field(gt=0)] = LARGEST_JUMP  # of a received layer, from the site's own
 
     def plan_fault(self, plan: Plan) -> str:
         """Why the site does not take part in a plan; empty if it does."""

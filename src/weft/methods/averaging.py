@@ -8,14 +8,17 @@ receives it keeps its local value there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from weft.lazy import np, torch
 from weft.wire import tensors
 from weft.wire.tensors import Payload
 
+# Of what a hub and its sites receive from one another, in norms of what they have; honest rounds moved by 0.21 at most
+LARGEST_JUMP = 0.5
 Average = Literal["equal", "examples"]
 Tensors: TypeAlias = dict[str, Payload]
 Fields: TypeAlias = dict[str, Any]  # JSON
@@ -42,6 +45,7 @@ class Updates:
     updates: list[Update]
     equal: bool = False  # all votes count the same, whatever a client claims
     mix: float | None = None  # weight of a single update; 1 puts it in place of what is known
+    most: float = math.inf  # how far a tensor may be from what is known, in norms of that; at a hub LARGEST_JUMP
 
     def __iter__(self) -> Iterator[Update]:
         return iter(self.updates)
@@ -62,13 +66,47 @@ class Updates:
         """The weighted mean of what was sent; `known` if no client sent it; mixed into `known` if asynchronous."""
         if not (parts := self.parts(name)):
             return known
+        if name in ("weights", "biases") and isinstance(known, torch.Tensor):
+            parts = self.near(name, known).parts(name)
         if self.mix is not None:
             return mix(known, parts[0], self.mix)
         return average(parts, self.weights(name, by), divide)
 
+    def near(self, name: str, base: torch.Tensor) -> Updates:
+        """With one tensor of each sender moved back to within `most` of `base`, if it is farther."""
+        limit = jump(name, self.most) * float(base.norm())
+        if not limit < math.inf or not limit:  # nothing is known
+            return self
+        found = []
+        for update in self.updates:
+            if name in update.tensors:
+                near = limited(update.tensors[name], base, [(slice(None), limit)])
+                update = replace(update, tensors={**update.tensors, name: near})
+            found.append(update)
+        return replace(self, updates=found)
+
     def sum(self, name: str) -> torch.Tensor:
         parts = self.parts(name)
         return weighted_sum(parts, [1.0] * len(parts))
+
+
+def limited(received: Payload, base: torch.Tensor, limits: Iterable[tuple[slice, float]]) -> Payload:
+    """What was received, with each span that is farther from `base` than its limit moved back to that distance.
+
+    >>> limited(torch.tensor([3.0, 4.0]), torch.zeros(2), [(slice(0, 2), 1.0)])
+    tensor([0.6000, 0.8000])
+    """
+    value, sent, changed = tensors.dense(received).clone(), tensors.present(received), False
+    for span, limit in limits:
+        move = (value[span] - base[span]) * sent[span]
+        if (distance := float(move.norm())) > limit:
+            value[span], changed = torch.where(sent[span], base[span] + move * (limit / distance), value[span]), True
+    return tensors.with_values(received, value) if changed else received
+
+
+def jump(name: str, most: float) -> float:
+    """Biases start close to 0: honest ones move by their own norm in a round."""
+    return 4 * most if name.endswith("biases") else most
 
 
 def weighted_sum(parts: list[Payload], weights: list[float]) -> torch.Tensor:

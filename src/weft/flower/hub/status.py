@@ -142,7 +142,7 @@ class Waiting:
         """Each waiting site and its reason."""
         for _, kind, facts in self._journal.new_events():
             if kind == "waiting":
-                self._reasons[facts["client"]] = f"{facts['site']}: {facts['reason']}"
+                self._reasons[facts["client"]] = " ".join(f"{facts['site']}: {facts['reason']}".split())
             elif kind in ("reply", "left", "removed"):
                 self._reasons.pop(facts["client"], None)
             elif kind == "warning":

@@ -248,6 +248,7 @@ class FedWeIT(APD[FedWeITClient]):
         """Alg. 1 line 9: theta_G is the mean of what was sent; line 11: kb <- kb + {A}."""
         for update in updates:
             self._note(server, update)
+        updates = updates.near("weights", server.whole)
         options, parts = self.options, updates.parts("weights")
         if not parts:
             return
