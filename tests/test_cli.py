@@ -24,7 +24,7 @@ COMMANDS = {
     "watch": ["DIR", "--port"],
     "figures": ["DIR...", "--format", "--out"],
     "tensorboard": ["DIR...", "--out"],
-    "export": ["DIR", "--client", "--task", "--format", "--out", "--data-dir"],
+    "export": ["DIR", "--client", "--task", "--format", "--out", "--trust", "--data-dir"],
     "predict": ["FILE", "IMAGE...", "--trust", "--json"],
     "demo": ["--seed", "--workers"],
     "run": ["PLAN", "KEY=VALUE", "--out", "--workers", "--seeds", "--memory", "--save-every", "--data-dir"],

@@ -20,6 +20,8 @@ from weft.wire.codec import BLOCK, HIGHEST
 from weft.wire.message import CHECKSUM, PREFIX, Message, MessageError, decode, encode
 from weft.wire.tensors import LARGEST, Rows, Sparse, dense, size
 
+pytestmark = pytest.mark.attack
+
 QUICK, STRUCTURED, RANDOM = 2_000, 10_000, 100_000  # mutations
 GROWTH = 200 << 10  # kilobytes that all mutations together may take
 SMALL = {"network__hidden": 4, "network__features": 4, "clients": 2, "rounds_per_task": 1}

@@ -143,10 +143,7 @@ class Plan(StrictModel):
     def load(cls, path: str | Path, words: Iterable[str] = (), **more: Any) -> Self:
         """Read a plan from a file, a run folder or a ready plan's name; `key=value` words and keywords override it."""
         file = find(path)
-        try:
-            given = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise WeftError(f"{file} is not valid TOML: {error}") from None
+        given = read_toml(file)
         tables = [given, *given["for"].values()] if isinstance(given.get("for"), Mapping) else [given]
         for key in (key for table in tables if isinstance(table, Mapping) for key in table if "." in key):
             raise WeftError(f"{file}: write {key!r} as a table: [{key.replace('.', '] with ', 1)} = ...")
@@ -261,6 +258,24 @@ def as_tables(given: Mapping[str, Any]) -> dict[str, Any]:
             table["name"] = registry.reference(table["name"])
         result.setdefault(section, {}).update(table)
     return result
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """A file as data; nothing that it names is imported."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise WeftError(f"{file} cannot be read ({error.strerror}); check the path and its permissions") from None
+    except (ValueError, RecursionError) as error:  # a ValueError for wrong TOML, UTF-8 and numbers of 5,000 digits
+        raise WeftError(f"{file} is not valid TOML: {' '.join(str(error).split())[:200]}") from None
+
+
+def named_code(file: Path) -> list[str]:
+    """The programs that a plan names, as file.py:Name or package.module:Name; none of them is loaded."""
+    given = as_tables(read_toml(file))
+    names = [table.get("name") for key in COMPONENTS if isinstance(table := given.get(key), Mapping)]
+    texts = [text for text in [*names, given.get("loss"), given.get("metrics")] if isinstance(text, str)]
+    return [part for text in texts for part in re.split("[+,]", text) if ":" in part]
 
 
 def flat_keys(text: str) -> dict[str, Any]:

@@ -111,10 +111,15 @@ def test_a_request_tensor_has_exactly_the_size_of_the_network(tmp_path, extra):
 
 
 def test_heads_leave_a_site_only_if_it_says_so_and_only_at_the_end_of_a_task():
-    experts, rows = plan(**EXPERTS), plan(method__heads="class")
+    experts = plan(**EXPERTS)
     assert "no head leaves" in Policy().plan_fault(experts)
     assert Policy(heads="task-end").plan_fault(experts) == ""
-    assert "no head leaves" in Policy(heads="task-end").plan_fault(rows)
+    for each_round in (
+        plan(method__heads="class"),
+        plan(method="fedweit", method__heads="class"),
+        plan(method="fedavg-sets"),
+    ):
+        assert "while a task is learned" in Policy(heads="task-end").plan_fault(each_round)
     assert Policy().plan_fault(plan()) == ""
 
 

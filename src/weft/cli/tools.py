@@ -14,7 +14,9 @@ from weft import repro
 from weft.cli.common import AsJson, DataDir, Workers, interruptible, notes, out, print_json, say, worker_count
 from weft.cli.progress import ProgressDisplay
 from weft.cli.show import experiments
+from weft.errors import WeftError
 from weft.lazy import np
+from weft.plan import named_code
 from weft.report import terminal
 from weft.repro import output
 from weft.repro.runner import Request, reproduce
@@ -142,12 +144,15 @@ def export_command(
     task: Annotated[int, typer.Option(min=0, help="Index of the task.")] = 0,
     kind: Annotated[ModelFormat, typer.Option("--format", help="File format.")] = ModelFormat.onnx,
     file: Annotated[Path | None, typer.Option("--out", help="The file. Default: client0-task0.onnx.")] = None,
+    trust: Annotated[bool, typer.Option("--trust", help="You know who made DIR: its plan may name code.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Export the model of one task as one file that needs no weft: weft export runs/demo-fedweit-s0 --client 0 --task 1
 
     Input: images as bytes; output: logits and probabilities. The file is checked against the run on test images.
     """
+    if not trust and (folder / "plan.toml").is_file() and (code := named_code(folder / "plan.toml")):
+        raise WeftError(f"{folder} names code to run ({', '.join(code)}): add --trust if you trust its author")
     from weft.runs.model import task_from_run
 
     write_model(task_from_run(folder, client, task), file or Path(f"client{client}-task{task}.{kind.value}"), kind)

@@ -14,9 +14,11 @@ from typing import Annotated, Any, Literal
 import filelock
 from pydantic import Field, ValidationError
 
+from weft import methods
 from weft.errors import WeftError
 from weft.files import append, read_json, write_json, write_text
 from weft.methods.averaging import LARGEST_JUMP
+from weft.methods.method import Traits
 from weft.plan import Plan, explain, flat_keys, parse
 from weft.registry import StrictModel
 from weft.report.text import utc
@@ -68,7 +70,10 @@ def size_fault(plan: Plan) -> str:
 
 def read_plan(text: str) -> Plan:
     """A plan of the hub; checked as text first, because validating it loads the code that it names."""
-    keys = flat_keys(text)
+    try:
+        keys = flat_keys(text)
+    except (ValueError, RecursionError):
+        raise WeftError("the site rejects the hub's plan: it is not valid TOML") from None
     if reason := rejection(keys):
         raise WeftError(f"the site rejects the hub's plan: {reason}")
     plan = Plan.merge(keys)
@@ -105,8 +110,8 @@ class Policy(StrictModel):
                 return f"it allows {key} {allowed}, not {getattr(plan, key)}"
         if plan.batch_size > self.largest_batch:
             return f"it allows batch_size={self.largest_batch} at most, not {plan.batch_size}"
-        if plan.method_options["heads"] == "class":
-            return "no head leaves it while a task is learned, which method.heads=class needs"
+        if _shares_heads(plan) and not (_traits(plan).by_class and _traits(plan).shares_tasks == "all"):
+            return f"no head leaves it while a task is learned, which {plan.method} needs with these options"
         if self.heads == "never" and _shares_heads(plan):
             return f"no head leaves it, which {plan.method} needs (weft site policy heads=task-end allows it)"
         return ""
@@ -136,10 +141,12 @@ class Policy(StrictModel):
         return plan.model_copy(update={"method_options": {**plan.method_options, "share": less}})
 
 
-def _shares_heads(plan: Plan) -> bool:
-    from weft import methods
+def _traits(plan: Plan) -> Traits:
+    return methods.class_of(plan.method).traits
 
-    return methods.class_of(plan.method).traits.by_class
+
+def _shares_heads(plan: Plan) -> bool:
+    return _traits(plan).by_class or bool(plan.method_options["heads"] == "class")
 
 
 def read_policy(site: Path) -> Policy:

@@ -13,6 +13,7 @@ written atomically. Tables only grow; a resumed run truncates them to their leng
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import importlib.metadata
@@ -33,7 +34,7 @@ import filelock
 from weft.errors import RunLockedError, WeftError
 from weft.files import append, atomic_file, sync, write_text
 from weft.metrics import Measure
-from weft.plan import Plan
+from weft.plan import Plan, read_toml
 
 SITES = "sites.json"  # in the run folder of a hub: the participating sites
 FORMAT = 2
@@ -179,13 +180,14 @@ def check_layout(path: Path) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any] | None:
-    """Result of a run; None if it is not finished. The plan must be valid."""
-    read_plan(path)
+    """Result of a run; None if it is not finished. No code that the plan names is loaded."""
+    check_layout(path)
+    read_toml(path / "plan.toml")
     return load_summary(path)
 
 
 def load_summary(path: Path) -> dict[str, Any] | None:
-    """The same without the plan, which may name a method that is not installed here."""
+    """The same without a look at the plan."""
     try:
         summary: dict[str, Any] = json.loads((path / "summary.json").read_text(encoding="utf-8"))
         if "traffic" not in summary or "seconds" not in summary:
@@ -214,18 +216,31 @@ def read_manifest(checkpoints: Path) -> dict[str, Any] | None:
 def write_manifest(checkpoints: Path, manifest: dict[str, Any]) -> None:
     """Write a manifest atomically, with a checksum, after syncing the files it names: safe against loss of power.
 
-    Files older than the last manifest are on disk already; states that come and go between two need not be.
+    Files that the last manifest names, with their checksums, are on disk already. Times are no sign of that: a clock
+    may go back.
     """
-    path = checkpoints / "manifest.json"
-    last = path.stat().st_mtime_ns if path.exists() else 0
-    for written in [file for file in checkpoints.glob("*.safetensors") if file.stat().st_mtime_ns >= last]:
-        sync(written)
+    path, before = checkpoints / "manifest.json", set[tuple[str, int]]()
+    with contextlib.suppress(WeftError):
+        before = _files_in(read_manifest(checkpoints))
+    for name, _ in sorted(_files_in(manifest) - before):
+        sync(checkpoints / name)
     sync(checkpoints)
     checksum = zlib.crc32(json.dumps(manifest).encode())
     with atomic_file(path) as partial:
         partial.write_text(json.dumps({**manifest, "checksum": checksum}), encoding="utf-8")
         sync(partial)
     sync(checkpoints)
+
+
+def _files_in(value: Any) -> set[tuple[str, int]]:
+    """The names and checksums of the files in a manifest: what `core.storage` calls marks."""
+    if isinstance(value, dict):
+        return set().union(*map(_files_in, value.values()))
+    if not isinstance(value, list | tuple):
+        return set()
+    if len(value) == 2 and isinstance(value[0], str) and value[0].endswith(".safetensors"):
+        return {(value[0], value[1])}
+    return set().union(*map(_files_in, value))
 
 
 def read_images(path: Path) -> dict[str, str]:
