@@ -11,6 +11,7 @@ import pytest
 from cli_helpers import ANSWERS, assert_one_line, assert_same_result, copy, stop_after
 
 pytest_plugins = ["cli_helpers"]
+pytestmark = pytest.mark.attack
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The numbers of docs/trust.md about a hub that reconstructs images: the attack works, and the default limits slow it."""
+"""The numbers of docs/trust.md about a hub that reconstructs images: it works, and the default limits slow it."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from weft.flower.hub.keys import make_certificates, make_site_key
 from weft.flower.hub.programs import environment, program, write_secret
 from weft.plan import Plan
 
+pytestmark = pytest.mark.attack
 GIVES_UP = 150  # seconds within which a SuperNode gives up
 
 

@@ -26,7 +26,7 @@ from weft.flower import engine, size_guard
 from weft.flower.envelope import SiteReply, SiteRequest, pack, pack_reply
 from weft.wire.message import decode
 
-pytestmark = pytest.mark.usefixtures("quick")
+pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("quick")]
 
 MEGABYTE = 1 << 20
 BOUND = 12 * MEGABYTE  # of a message, if a test sets one
