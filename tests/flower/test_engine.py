@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
+
 import pytest
 from federation import TINY, events, outcome
 from flwr.app import Error, Message
 from loop_grid import LONG, Loop, make_engine, replied, request, run
 
 import weft
+from weft.errors import WeftError
+from weft.flower import site_policy
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -45,11 +49,21 @@ def test_equal_to_the_local_engine_with_task_clocks(tmp_path):
     assert outcome(run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **clocks)) == outcome(local.folder)
 
 
-@pytest.mark.parametrize("method", ["class-experts", "fedavg-sets"])
-def test_sharing_by_class_equals_the_local_engine(tmp_path, method):
-    shared = {"method": method, "scenario.sharing": "rotating"}
+def test_sharing_by_class_equals_the_local_engine(tmp_path, monkeypatch):
+    # a site starts heads from a secret of its own, which no other run can equal: here they start as the plan says
+    monkeypatch.setattr(secrets, "randbits", lambda _: weft.Plan.merge(TINY).seed)
+    for site in ("a", "b"):
+        (tmp_path / site).mkdir()
+        site_policy.change_policy(tmp_path / site, ["heads=task-end", "least_images=1"])
+    shared = {"method": "class-experts", "scenario.sharing": "rotating"}
     local = weft.run(weft.Plan.merge({**TINY, **shared}), tmp_path / "local")
     assert outcome(run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), **shared)) == outcome(local.folder)
+
+
+@pytest.mark.parametrize(("method", "remedy"), [("class-experts", "heads=task-end"), ("fedavg-sets", "class-experts")])
+def test_a_site_shares_no_head_by_default_and_says_what_to_do(tmp_path, method, remedy):
+    with pytest.raises(WeftError, match=rf"no head leaves it.*{remedy}"):
+        run(tmp_path / "run", Loop(tmp_path, ["a", "b"]), method=method, **{"scenario.sharing": "rotating"})
 
 
 @pytest.mark.parametrize("how", [{"async": "updates"}, {"quorum": 1, "deadline": 60.0}], ids=str)

@@ -111,7 +111,7 @@ class Policy(StrictModel):
         if plan.batch_size > self.largest_batch:
             return f"it allows batch_size={self.largest_batch} at most, not {plan.batch_size}"
         if _shares_heads(plan) and not (_traits(plan).by_class and _traits(plan).shares_tasks == "all"):
-            return f"no head leaves it while a task is learned, which {plan.method} needs with these options"
+            return f"no head leaves it in every round, as {plan.method} needs here; class-experts share at a task's end"
         if self.heads == "never" and _shares_heads(plan):
             return f"no head leaves it, which {plan.method} needs (weft site policy heads=task-end allows it)"
         return ""
