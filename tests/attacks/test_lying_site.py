@@ -17,6 +17,7 @@ from message_helpers import framed
 import weft
 from weft.cli import app, common
 from weft.engines.simulated import SimulatedEngine
+from weft.errors import WeftError
 from weft.methods.averaging import LARGEST_JUMP
 from weft.methods.robust import coordinate_median
 from weft.report import terminal
@@ -108,9 +109,14 @@ def test_an_error_of_a_site_is_one_printable_line_in_the_journal(monkeypatch):
                 )
                 yield reply._replace(wire=encode(error))
 
+    with pytest.raises(WeftError) as ended:
+        Shouting(running.plan).go()
+    assert str(ended.value).isprintable()
+    monkeypatch.setattr(SimulatedEngine, "remote", True)
     shouting = Shouting(running.plan).go()
     assert shouting.incidents
-    assert all(reason.isprintable() for *_, reason in shouting.incidents)
+    assert shouting.warnings
+    assert all(text.isprintable() for text in [*shouting.warnings, *(reason for *_, reason in shouting.incidents)])
 
 
 def test_errors_of_the_command_line_are_printable(capsys):

@@ -250,7 +250,7 @@ class Exchange:
         return not self.engine.remote and not self.plan.faults.any
 
     def _unused(self, client: int, assignment: Assignment | None, reason: str) -> None:
-        self._incident(client, assignment, reason)
+        reason = self._incident(client, assignment, reason)
         if assignment is not None and "train" in assignment.ops:
             self._unusable.append(f"client {client}: {reason}")
 
@@ -329,12 +329,13 @@ class Exchange:
     def incident(self, assignment: Assignment, reason: str) -> None:
         self._incident(assignment.client, assignment, reason)
 
-    def _incident(self, client: int, assignment: Assignment | None, reason: str) -> None:
-        """Something went wrong with one client; the run continues."""
+    def _incident(self, client: int, assignment: Assignment | None, reason: str) -> str:
+        """Something went wrong with one client; the run continues. The reason, as one printable line."""
         reason = printable(" ".join(reason.split()))
         self.progress.clients[client].incidents += 1
         task, round_index = (-1, -1) if assignment is None else (assignment.task, assignment.round)
         self.events.incident(client, task, round_index, reason)
+        return reason
 
     def _clients(self) -> Availability:
         """Who is available; a client that has left is removed from the server's state."""

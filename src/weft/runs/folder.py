@@ -256,9 +256,11 @@ def read_rows(path: Path, table: str) -> list[list[str]]:
     """Complete rows of a table; a line that is still being written is left out."""
     try:
         text = (path / table).read_text(encoding="utf-8")
+        return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))[1:]
     except OSError:
         raise WeftError(f"{path / table} cannot be read") from None
-    return list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1])))[1:]
+    except (UnicodeDecodeError, csv.Error):
+        raise WeftError(f"{path / table} is damaged; run again in a new folder") from None
 
 
 def accuracy_matrices(path: Path, table: str = "accuracy.csv") -> dict[int, list[list[float]]]:
