@@ -423,5 +423,5 @@ def test_the_words_that_people_type_get_the_key_that_is_meant(word, meant):
 
 
 def test_methods_that_people_ask_for_say_where_they_are():
-    with pytest.raises(WeftError, match=r"no method 'fedrep'; .*docs/add-a-method"):
+    with pytest.raises(WeftError, match=r"no method 'fedrep'; .*weft new method FedRep"):
         Plan(method="fedrep")

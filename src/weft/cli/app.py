@@ -15,7 +15,7 @@ import click
 import typer
 import typer.core
 
-from weft.cli import data, hub, report, run, show, site, tools
+from weft.cli import data, hub, new, report, run, show, site, tools
 from weft.errors import WeftError, printable
 
 typer.core.HAS_RICH = False  # typer 0.20 escapes brackets for rich in help that rich does not show: \[required]
@@ -46,6 +46,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 }
 for name, command in COMMANDS.items():
     app.command(name)(command)
+app.add_typer(new.app, name="new")
 app.add_typer(data.app, name="data")
 app.add_typer(hub.app, name="hub")
 app.add_typer(site.app, name="site")

@@ -81,7 +81,8 @@ class Runtime:
         """A context without images, for evaluation."""
         plan, heads = self.plan, self._heads(client, task)
         network = networks.build(plan.network, plan.network_options, heads, self.device, plan.loss)
-        return TaskContext(client, task, plan, network, functools.partial(self.class_ids, client))
+        names = tuple(self.task(client, task).classes)
+        return TaskContext(client, task, plan, network, functools.partial(self.class_ids, client), class_names=names)
 
     def class_ids(self, client: int, task: int) -> tuple[str, ...]:
         return scenarios.class_ids(self.task(client, task), self.plan)
@@ -136,7 +137,7 @@ def answer(runtime: Runtime, client: int, state: ClientState, wire: bytes) -> by
         return state.reply
     if not 0 <= request.task < tasks:
         raise MessageError(f"message rejected: it is about task {request.task}, of {tasks}")
-    ctx = runtime.training_context(client, request.task)
+    ctx = dataclasses.replace(runtime.training_context(client, request.task), round=request.round)
     classes = [list(runtime.class_ids(client, task)) for task in range(request.task + 1)]
     if fault := request_fault(request, client, runtime.method, ctx.layout, classes):
         raise MessageError(f"message rejected: {fault}")

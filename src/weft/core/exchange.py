@@ -198,7 +198,9 @@ class Exchange:
         if assignment.exchanges and assignment.kind != "announce":
             repeats = known.first_download if known.first_task == assignment.task else {}
             testing = "test" in assignment.ops and "train" not in assignment.ops
-            ctx = RoundContext(self.plan, assignment.task, assignment.first, repeats, classes, testing)
+            ctx = RoundContext(
+                self.plan, assignment.task, assignment.first, repeats, classes, testing, assignment.round
+            )
             download = self.method.configure(self.server, client, ctx)
             fields = download.fields
             tensors = download.tensors | {f"{KNOWLEDGE}{key}": value for key, value in download.once.items()}

@@ -7,7 +7,7 @@ epochs without a lower validation loss, and the task is over when it reaches the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ def train_round(client: ClientState, method: Method, ctx: TaskContext, round_ind
     for epoch in range(plan.epochs_per_round):
         if schedule.stopped:
             break
-        losses = []
+        losses, training.epoch = [], epoch
         order = _order(ctx, round_index, epoch, train)
         with _seeded_dropout(ctx, training, round_index, epoch):
             for chosen in torch.split(order, plan.batch_size):
@@ -69,7 +69,7 @@ def train_step(
     for penalty in training.penalties:
         penalty()
     training.network.hold_statistics()
-    optimizer.step(rate)
+    optimizer.step(rate, training.frozen(training.epoch))
     for callback in training.after_step:
         callback(rate)
     return loss
@@ -105,9 +105,11 @@ class SGD:
     def __init__(self, training: LocalTraining):
         self._training = training
 
-    def step(self, rate: float) -> None:
+    def step(self, rate: float, frozen: Collection[str] = ()) -> None:
         training = self._training
         for name, variable in training.variables.items():
+            if name in frozen:
+                continue
             variable.add_(training.gradients[name], alpha=-rate * training.rates.get(name, 1.0))
 
     def state(self) -> OptimizerState:
@@ -134,9 +136,11 @@ class Adam:
             steps = torch.tensor(float(state.steps.get(name, 0)), device=variable.device)
             self._moments[name] = (first, second, steps)
 
-    def step(self, rate: float) -> None:
+    def step(self, rate: float, frozen: Collection[str] = ()) -> None:
         training = self._training
         for name, (first, second, steps) in self._moments.items():
+            if name in frozen:
+                continue
             steps += 1
             torch._fused_adam_(
                 [training.variables[name]],

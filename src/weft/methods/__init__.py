@@ -34,8 +34,8 @@ METHODS = {
 # what people ask for, and where it is
 WRITTEN = {
     "fedavgm": "docs/add-a-method.md has it as a file",
-    "fedrep": "a method is one file: docs/add-a-method.md",
-    "fedbabu": "a method is one file: docs/add-a-method.md",
+    "fedrep": "weft new method FedRep writes a file to fill in, and docs/add-a-method.md shows FedRep",
+    "fedbabu": "weft new method FedBABU writes a file to fill in; docs/add-a-method.md shows FedRep, which is close",
     "sgd": "plain training is local; optimizer=sgd chooses the optimizer",
     "finetune": "plain training is local",
     "single-task": "did you mean stl?",

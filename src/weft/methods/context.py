@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -65,6 +65,7 @@ class RoundContext:
     repeats: Mapping[str, Any] = field(default_factory=dict)  # fields of an earlier first download, if it is repeated
     classes: Mapping[int, list[str]] = field(default_factory=dict)  # identifiers that the client announced, by task
     testing: bool = False  # all tasks so far are tested next
+    round: int = 0  # of the client's task
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class TaskContext:
     # identifiers of the classes of a task of this client: equal ones are the same class at any client
     classes_of: Callable[[int], tuple[str, ...]] = lambda task: ()
     load: Callable[[SplitName], Batches] = no_images
+    round: int = 0  # of the task
+    class_names: tuple[str, ...] = ()  # of the task, as its scenario calls them
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -113,6 +116,9 @@ class LocalTraining:
     on_end: list[Callable[[], None]] = field(default_factory=list)  # writes the variables to the client's state
     rates: dict[str, float] = field(default_factory=dict)  # factor of the learning rate, by variable
     dropout: float = 0.0
+    # phases: the names of the variables that do not learn in an epoch of the round; their optimizer state rests too
+    frozen: Callable[[int], Collection[str]] = lambda epoch: ()
+    epoch: int = 0  # of the round; for penalties and callbacks
 
     @classmethod
     def plain(cls, client: ClientState, ctx: TaskContext) -> LocalTraining:
@@ -122,10 +128,19 @@ class LocalTraining:
         variables = {"weights": network.vector[:weights], "private": network.vector[weights:]}
         gradients = {"weights": network.gradient[:weights], "private": network.gradient[weights:]}
 
+        theta = tuple(variables.values())
+
         def store() -> None:
-            client.weights, client.private = (variables[name].detach().cpu().clone() for name in variables)
+            client.weights, client.private = (part.detach().cpu().clone() for part in theta)
 
         return cls(network, variables, gradients, on_end=[store])
+
+    def split_head(self) -> None:
+        """Make the head a variable apart from the biases: `private` becomes `biases` and `head`."""
+        count = self.network.layout.head - self.network.layout.weights
+        for source in (self.variables, self.gradients):
+            private = source.pop("private")
+            source["biases"], source["head"] = private[:count], private[count:]
 
 
 @functools.lru_cache(maxsize=2)

@@ -148,7 +148,7 @@ class Method:
         """Of what tasks share: its name, the variable in training and its gradient, to be changed in place."""
         biases = training.network.layout.biases
         variables, gradients = (
-            shared_of(self.options, source["weights"], source["private"][:biases])
+            shared_of(self.options, source["weights"], source["biases" if "biases" in source else "private"][:biases])
             for source in (training.variables, training.gradients)
         )
         return ((name, variables[name], gradients[name]) for name in variables)
