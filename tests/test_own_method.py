@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -188,3 +189,61 @@ def test_a_worker_reports_an_error_in_a_method(tmp_path, capfd):
     with pytest.raises(weft.WeftError, match="KeyError: 'a slip of mine'; its traceback is above"):
         weft.run(tiny(method=f"{file}:Faulty"), tmp_path / "run", workers=2)
     assert 'raise KeyError("a slip of mine")' in capfd.readouterr().err
+
+
+# ---- what cannot be right is refused -----------------------------------------------------------------------------
+
+
+class Misspelled(Method):
+    def recieve(self, client, download, ctx):
+        raise AssertionError
+
+
+class Tools:
+    def norm(self, tensor):
+        return tensor.norm()
+
+
+class UsesTools(Tools, Method):
+    def _half(self, tensor):
+        return tensor / 2
+
+
+class Remembers(Method):
+    rounds = 0
+    seen: ClassVar[list[int]] = []
+
+    def prepare(self, training, client, ctx):
+        self.rounds += 1
+
+
+class RemembersInItsClass(Method):
+    _seen: ClassVar[list[int]] = []
+
+    def prepare(self, training, client, ctx):
+        self._seen.append(ctx.client)
+
+
+class RemembersAtTheServer(weft.methods.class_of("fedavg")):  # type: ignore[misc]
+    def aggregate(self, server, updates, ctx):
+        self._last = len(list(updates))
+        super().aggregate(server, updates, ctx)
+
+
+def test_a_misspelled_hook_is_refused():
+    with pytest.raises(weft.WeftError, match=r"Misspelled\.recieve is no hook of a method; did you mean receive"):
+        tiny(method="test_own_method:Misspelled")
+    with pytest.raises(weft.WeftError, match=r"Remembers\.rounds is no hook"):
+        tiny(method="fedavg+test_own_method:Remembers")
+    assert tiny(method="test_own_method:UsesTools").method.endswith("UsesTools")  # helpers have a place
+
+
+@pytest.mark.parametrize("name", ["RemembersInItsClass", "fedavg+test_own_method:RemembersInItsClass"])
+def test_state_in_a_method_is_refused_in_its_first_round(name):
+    with pytest.raises(weft.WeftError, match=r"_seen changed: a method holds no state"):
+        Run(tiny(method=name if "+" in name else f"test_own_method:{name}")).go()
+
+
+def test_state_in_a_method_at_the_server_is_refused_too(tmp_path):
+    with pytest.raises(weft.WeftError, match=r"_last changed: a method holds no state"):
+        weft.run(tiny(method="test_own_method:RemembersAtTheServer"), tmp_path / "run")

@@ -144,7 +144,9 @@ def answer(runtime: Runtime, client: int, state: ClientState, wire: bytes) -> by
     # a request that was long on its way would train a later task with the images of this one
     if "train" in request.ops and (state.finished >= request.task or state.started > request.task):
         return encode(failure(request, "that task is over here"))
+    before = methods.state_of(runtime.method)
     tensors, fields = _act(runtime, state, request, ctx)
+    methods.check_unchanged(runtime.method, before)
     spec = runtime.method.upload_spec(ctx.layout, request.fields | {"classes": classes})
     if fault := forms_fault(tensors, spec, ctx.layout):  # nothing leaves that nobody declared
         raise WeftError(f"method {runtime.plan.method}: {fault}")

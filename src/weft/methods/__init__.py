@@ -84,7 +84,43 @@ def _one(name: str) -> type[Method]:
     found = registry.find(METHODS.get(name, name))
     if not isinstance(found, type) or not issubclass(found, Method):
         raise WeftError(f"{name} is no method; it has to be a class derived from weft.methods.method.Method")
+    _check_names(found)
     return found
+
+
+def _check_names(kind: type[Method]) -> None:
+    """A misspelled hook would never be called: a user's class has no public names but those of its bases."""
+    hooks = [name for name in vars(Method) if not name.startswith("_")]
+    for owner in (each for each in kind.__mro__ if issubclass(each, Method) and not _is_ours(each)):
+        for name in (each for each in vars(owner) if not each.startswith("_")):
+            if not any(hasattr(base, name) for base in owner.__mro__[1:]):
+                hint = nearest(name, hooks)
+                remedy = hint if hint.startswith("did") else "see docs/add-a-method.md"
+                raise WeftError(
+                    f"{owner.__name__}.{name} is no hook of a method; {remedy} (a helper's name starts with _)"
+                )
+
+
+def _is_ours(kind: type) -> bool:
+    return kind is object or kind.__module__.startswith("weft.")
+
+
+def state_of(method: Method) -> dict[str, str]:
+    """What a method object and its classes hold, to notice a change."""
+    found: dict[str, str] = {}
+    for each in (method, *getattr(method, "parts", ())):
+        found |= {f"{type(each).__name__}.{name}": repr(value) for name, value in vars(each).items()}
+        for owner in (owner for owner in type(each).__mro__ if not _is_ours(owner)):
+            plain = ((name, value) for name, value in vars(owner).items() if not name.startswith("__"))
+            found |= {f"{owner.__name__}.{name}": repr(value) for name, value in plain}
+    return found
+
+
+def check_unchanged(method: Method, before: dict[str, str]) -> None:
+    """State in a method object is lost by a resumed run, and is another one in each worker."""
+    after = state_of(method)
+    for name in (each for each in after if before.get(each) != after[each]):
+        raise WeftError(f"{name} changed: a method holds no state; keep it in its Client or Server class")
 
 
 def parts_of(name: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from weft import methods
 from weft.core import storage
 from weft.core.checks import ReplyChecks
 from weft.core.client import Runtime, begin
@@ -83,6 +84,7 @@ class Session:
         kind = AsynchronousFederation if plan.asynchronous == "updates" else Federation
         self.federation = kind(schedule, exchange, TaskEnd(schedule, exchange))
         self._scenario, self._server = runtime.scenario, server
+        self._method, self._options = method, methods.state_of(method)
         self._rows: dict[str, list[Sequence[Any]]] = {name: [] for name in folder.tables}  # not written yet
         self._metrics: dict[tuple[int, int], list[dict[str, list[float | None]]]] = {}  # by client and task
         self._began = self._saved_at = time.perf_counter()
@@ -128,6 +130,7 @@ class Session:
             self._display.warned(text)
 
     def round_done(self, progress: Progress) -> None:
+        methods.check_unchanged(self._method, self._options)
         self._rows["ledger.csv"].sort(key=lambda row: (int(row[1]), row[0]))  # not in the order of who was fastest
         for name, rows in self._rows.items():
             self.folder.add_rows(name, rows)
