@@ -27,7 +27,7 @@ COMMANDS = {
     "export": ["DIR", "--client", "--task", "--format", "--out", "--trust", "--data-dir"],
     "predict": ["FILE", "IMAGE...", "--trust", "--json"],
     "demo": ["--seed", "--workers"],
-    "run": ["PLAN", "KEY=VALUE", "--out", "--workers", "--seeds", "--memory", "--save-every", "--data-dir"],
+    "run": ["PLAN", "KEY=VALUE", "--out", "--workers", "--seeds", "--memory", "--save-every", "--data-dir", "--force"],
     "resume": ["DIR", "--workers", "--memory", "--save-every", "--data-dir"],
     "show": ["DIR|SCENARIO", "KEY=VALUE", "--picture", "--data-dir", "--json"],
     "compare": ["DIR", "--json"],

@@ -59,8 +59,8 @@ def interruptible(advice: Callable[[], str]) -> Iterator[None]:
     """On Ctrl-C, print how to proceed and exit with code 130."""
     try:
         yield
-    except KeyboardInterrupt:
-        say(f"\nstopped; {advice()}", notes)
+    except KeyboardInterrupt as stop:
+        say(f"\nstopped; {str(stop) or advice()}", notes)
         raise typer.Exit(130) from None
 
 

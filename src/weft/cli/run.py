@@ -9,13 +9,16 @@ from typing import Annotated, Any
 
 import typer
 
+from weft import registry
 from weft.cli.common import DataDir, Overrides, Workers, interruptible, notes, out, say, say_incidents, worker_count
 from weft.cli.progress import ProgressDisplay
 from weft.cli.report import write_page
 from weft.engines.workers import WorkerPool
+from weft.errors import WeftError
 from weft.plan import Plan, ready_plans
 from weft.report import terminal
-from weft.runs.folder import read_plan
+from weft.report.text import percent
+from weft.runs.folder import read_keys, read_plan, read_summary
 from weft.runs.folder import resume_command as command_to_resume
 from weft.runs.result import Result
 from weft.runs.run import SAVE_EVERY, is_over, new_path, resume, run
@@ -52,6 +55,7 @@ def run_command(
     memory: Memory = None,
     save_every: SaveEvery = SAVE_EVERY,
     data_dir: DataDir = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a run that is in the folder.")] = False,
 ) -> None:
     """Run a plan: weft run demo method=fedavg seed=5 --workers 2
 
@@ -61,11 +65,23 @@ def run_command(
     plans = [first, *(Plan.load(plan, words or [], seed=first.seed + index) for index in range(1, seeds))]
     folders = [out_folder] if seeds == 1 else [out_folder and out_folder / f"s{one.seed}" for one in plans]
     jobs = [(one, folder or new_path(one)) for one, folder in zip(plans, folders, strict=True)]
-    results = _run_all(jobs, workers, memory=memory, save_every=save_every)
+    for one in (path for _, path in jobs if force and (path / "run.json").exists()):
+        say(f"--force: {description(one)} is replaced", notes)
+    results = _run_all(jobs, workers, memory=memory, save_every=save_every, force=force)
     out.print(terminal.comparison([result.summary for result in results], mean=terminal.plus_minus(out)))
     for result in results:
         say(str(result.folder))
         say_incidents(result)
+
+
+def description(folder: Path) -> str:
+    """What is in a run folder, in words."""
+    try:
+        keys, summary = read_keys(folder), read_summary(folder)
+    except WeftError:
+        return f"{folder} (a run that cannot be read)"
+    state = "not finished" if summary is None else f"finished, accuracy {percent(summary['accuracy'])}"
+    return f"{folder} ({registry.short(str(keys.get('method')))}, seed {keys.get('seed')}, {state})"
 
 
 def resume_command(

@@ -20,8 +20,7 @@ from weft.files import checksum as checksum_of
 from weft.files import is_held
 from weft.lazy import np
 from weft.metrics import Matrix, Measure
-from weft.plan import flat_keys
-from weft.runs.folder import accuracy_matrices, check_layout, load_summary, read_measures, read_rows
+from weft.runs.folder import accuracy_matrices, check_layout, load_summary, read_keys, read_measures, read_rows
 from weft.runs.journal import ROUTINE, Event, Journal, Round, read_kept, read_rounds
 from weft.wire.ledger import Entry
 
@@ -304,15 +303,14 @@ def _contents(folder: Path, notes: list[str]) -> tuple[tuple[Layer, ...], tuple[
 
 
 def _plan(folder: Path) -> dict[str, Any]:
-    path = folder / "plan.toml"
+    plan = read_keys(folder)
     try:
-        plan = flat_keys(path.read_text(encoding="utf-8"))
         for key in ("seed", "clients", "tasks", "rounds_per_task"):
             int(plan[key])
         if not isinstance(plan["method"], str):
             raise ValueError
-    except (OSError, ValueError, KeyError, TypeError):  # TOMLDecodeError is a ValueError
-        raise WeftError(f"{path} cannot be read; restore it, or run again in a new folder") from None
+    except (ValueError, KeyError, TypeError):
+        raise WeftError(f"{folder / 'plan.toml'} cannot be read; restore it, or run again in a new folder") from None
     return plan
 
 

@@ -34,7 +34,8 @@ import filelock
 from weft.errors import RunLockedError, WeftError
 from weft.files import append, atomic_file, sync, write_text
 from weft.metrics import Measure
-from weft.plan import Plan, read_toml
+from weft.plan import Plan, flat_keys, read_toml
+from weft.runs.code import code_copy, commits, user_code
 
 SITES = "sites.json"  # in the run folder of a hub: the participating sites
 FORMAT = 2
@@ -55,13 +56,19 @@ class RunFolder:
     def __init__(self, path: Path, plan: Plan, lock: filelock.BaseFileLock):
         self.path, self.plan, self._lock = path, plan, lock
         self.checkpoints, self.tables = path / "checkpoints", tables_of(plan)
+        self.started = False  # a round is done: there is something to keep
+        self.replaced: Path | None = None  # where a run that was in this folder waits until then
 
     @classmethod
-    def create(cls, path: Path, plan: Plan, images: Mapping[str, str] | None = None) -> Self:
-        """Create a run folder with its plan and the fingerprints of its images. An existing run is never replaced."""
+    def create(cls, path: Path, plan: Plan, images: Mapping[str, str] | None = None, force: bool = False) -> Self:
+        """Create a run folder with its plan and the fingerprints of its images; with `force` replace another run."""
         path = path.absolute() if path.name in ("", "..") else path  # "." has no name
-        if (path / "run.json").exists():
-            raise WeftError(f"{path} already holds a run; {resume_command(path)} continues it, or choose another --out")
+        replaced = path.with_name(f".{path.name}.{os.getpid()}.old") if force and (path / "run.json").exists() else None
+        if replaced is not None:
+            _lock(path).release()  # nobody works on it
+        elif (path / "run.json").exists():
+            remedy = f"{resume_command(path)} continues it, --force replaces it, or choose another --out"
+            raise WeftError(f"{path} already holds a run; {remedy}")
         partial = path.with_name(f".{path.name}.{os.getpid()}.part")
         environment = {
             "python": platform.python_version(),
@@ -70,27 +77,37 @@ class RunFolder:
             "cores": os.cpu_count(),
             "packages": {name: importlib.metadata.version(name) for name in PACKAGES},
             "images": dict(images or {}),
+            "code": (code := user_code(plan)),
+            "commits": commits(code),
         }
         layout = {"format": FORMAT, "weft": importlib.metadata.version("weft")}
         try:
             shutil.rmtree(partial, ignore_errors=True)  # left by a killed process with the same id
             partial.mkdir(mode=0o700, parents=True)  # images and models may be confidential
             (partial / "checkpoints").mkdir()
+            for file, digest in code.items():
+                (partial / "code").mkdir(exist_ok=True)
+                shutil.copyfile(file, partial / code_copy(file, digest))
             write_text(partial / "plan.toml", plan.toml())
             write_text(partial / "environment.json", json.dumps(environment, indent=2) + "\n")
             write_text(partial / "journal.jsonl", "")
             for name, header in tables_of(plan).items():
                 write_text(partial / name, ",".join(header) + "\n")
             write_text(partial / "run.json", json.dumps(layout) + "\n")
+            if replaced is not None:
+                path.rename(replaced)
             partial.rename(path)  # atomic; fails unless the target is missing or an empty folder
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
+            if replaced is not None and replaced.exists():
+                replaced.rename(path)
             if path.exists() and not path.is_dir():
                 raise WeftError(f"{path} is a file; choose another --out") from None
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise WeftError(f"{path} is not empty; choose another --out") from None
             raise WeftError(f"the run folder {path} cannot be created: {error.strerror}") from None
         folder = cls(path, plan, _lock(path))
+        folder.replaced = replaced
         folder.journal("created")
         return folder
 
@@ -106,11 +123,22 @@ class RunFolder:
     def close(self) -> None:
         self._lock.release()
 
+    def remove(self) -> None:
+        """Remove a folder before its run's first round is done, and put back the run that it was to replace."""
+        self.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self.replaced is not None:
+            self.replaced.rename(self.path)
+
     def journal(self, event: str, /, **facts: Any) -> None:
         line = {"at": round(time.time(), 3), "event": event}
         append(self.path / "journal.jsonl", json.dumps({**line, **facts, **line}) + "\n")
 
     def add_rows(self, table: str, rows: Iterable[Sequence[Any]]) -> None:
+        self.started = True
+        if self.replaced is not None:
+            shutil.rmtree(self.replaced, ignore_errors=True)
+            self.replaced = None
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows(rows)
         append(self.path / table, text.getvalue())
@@ -165,6 +193,15 @@ def resume_command(path: Path) -> str:
 def read_plan(path: Path) -> Plan:
     check_layout(path)
     return Plan.load(path / "plan.toml")
+
+
+def read_keys(path: Path) -> dict[str, Any]:
+    """Keys of a run's plan, without loading what it names."""
+    check_layout(path)
+    try:
+        return flat_keys((path / "plan.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError):  # TOMLDecodeError is a ValueError
+        raise WeftError(f"{path / 'plan.toml'} cannot be read; restore it, or run again in a new folder") from None
 
 
 def check_layout(path: Path) -> None:

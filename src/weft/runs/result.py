@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weft.errors import WeftError
 from weft.lazy import np
 from weft.plan import Plan
-from weft.runs.folder import accuracy_matrices, read_plan, read_rows, read_summary, resume_command, tables_of
+from weft.runs.folder import METRICS, TABLES, accuracy_matrices, read_plan, read_rows, read_summary, resume_command
 from weft.runs.journal import Journal, read_rounds
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from weft.methods.state import ClientState
     from weft.runs.model import ImageModel
 
+ALL_TABLES = {**TABLES, **METRICS}
 TEXT = ("direction", "tensor", "metric", "class")  # columns that are not numeric
 
 
@@ -83,7 +84,8 @@ class Result:
 
     def frame(self, table: str = "accuracy") -> pandas.DataFrame:
         """A table of the run folder as a pandas DataFrame: `accuracy`, `validation`, `ledger`, or `metrics`."""
-        name, tables = f"{table}.csv", tables_of(self.plan)
+        name = f"{table}.csv"
+        tables = {key: columns for key, columns in ALL_TABLES.items() if (self.folder / key).exists()}
         if name not in tables:
             raise WeftError(f"there is no table {table!r}; choose one of: {', '.join(key[:-4] for key in tables)}")
         frame = _frame(read_rows(self.folder, name), tables[name])

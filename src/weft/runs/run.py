@@ -17,6 +17,7 @@ from weft.engines.workers import WorkerPool
 from weft.errors import WeftError
 from weft.plan import Plan
 from weft.runs import folder as folders
+from weft.runs.code import check_code
 from weft.runs.folder import RunFolder, has_sites, resume_command
 from weft.runs.result import Result
 from weft.scenarios import splits
@@ -50,22 +51,35 @@ def run(
     memory: int | None = None,
     save_every: float = SAVE_EVERY,
     display: Display | None = None,
+    force: bool = False,
 ) -> Result:
     """Run a plan in a new folder (`out`, or a new one under runs/) and return its result.
 
     `plan` may also be a plan file or the name of a ready plan: `weft.run("demo")`.
     `workers` processes, or those of a pool, share the clients. `memory` megabytes hold client states; the rest is on
-    disk. A kill costs about `save_every` seconds of work. These three do not change a bit of the result.
+    disk. A kill costs about `save_every` seconds of work. These three do not change a bit of the result. `force`
+    replaces a run that is in the folder, as soon as a round of the new one is done. A run that fails before leaves no
+    folder.
     """
     check_resources(workers, memory, save_every)
     plan = plan if isinstance(plan, Plan) else Plan.load(plan)
     scenario = scenarios.of(plan)  # before the folder is created: report a missing dataset ...
     if ":" in plan.network:  # ... or a user-defined network that fails
         networks.build(plan.network, plan.network_options, heads=(2,))
-    folder = RunFolder.create(new_path(plan) if out is None else Path(out), plan, scenario.images)
+    folder = RunFolder.create(new_path(plan) if out is None else Path(out), plan, scenario.images, force)
     for line in scenario.warnings:
         folder.journal("warning", about=line)
-    return _run(folder, scenario, workers, memory, save_every, display)
+    try:
+        return _run(folder, scenario, workers, memory, save_every, display)
+    except Exception:
+        if not folder.started:
+            folder.remove()
+        raise
+    except KeyboardInterrupt:  # what can be resumed is kept
+        if folder.replaced is None:
+            raise
+        folder.remove()
+        raise KeyboardInterrupt(f"no round was done, and {folder.path} holds the former run") from None
 
 
 def resume(
@@ -84,6 +98,7 @@ def resume(
     check_resources(workers, memory, save_every)
     if connect is None and has_sites(Path(path)):
         raise WeftError(f"the clients of {path} are sites of a hub; use {resume_command(Path(path))}")
+    check_code(Path(path))
     folder = RunFolder.open(Path(path))
     try:
         if is_over(folder.path):
