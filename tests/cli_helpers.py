@@ -238,8 +238,8 @@ def tiny(**keys: Any) -> Plan:
     return Plan(**{"name": "tiny", **TINY, **keys})
 
 
-class Stop(Exception):  # noqa: N818 - no error
-    """The test stops the run."""
+class Stop(BaseException):
+    """The test stops the run, as a kill does: nothing is cleaned up after it."""
 
 
 class Stopper:

@@ -114,6 +114,8 @@ def is_held(lock: Path) -> bool | None:
 def is_taken(lock: Path) -> bool:
     """Whether a process holds the lock; a system without a list of locks has to try to acquire it."""
     held = is_held(lock)
+    if held is None and lock.exists():  # it may have been created just now: its owner is not to be disturbed
+        held = is_held(lock)
     if held is not None or not lock.exists():
         return bool(held)
     trial = filelock.FileLock(lock)
