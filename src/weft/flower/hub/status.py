@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from weft.errors import WeftError
+from weft.errors import WeftError, printable
 from weft.files import is_taken
 from weft.report.text import utc
 from weft.runs.folder import SITES, read_manifest
@@ -142,11 +142,11 @@ class Waiting:
         """Each waiting site and its reason."""
         for _, kind, facts in self._journal.new_events():
             if kind == "waiting":
-                self._reasons[facts["client"]] = " ".join(f"{facts['site']}: {facts['reason']}".split())
+                self._reasons[facts["client"]] = printable(f"{facts['site']}: {facts['reason']}").replace("\n", " ")
             elif kind in ("reply", "left", "removed"):
                 self._reasons.pop(facts["client"], None)
             elif kind == "warning":
-                self._warnings.append(f"warning: {facts['about']}")
+                self._warnings.append(printable(f"warning: {facts['about']}").replace("\n", " "))
             elif kind == "tested":
                 self._tested.setdefault(facts["task"], set()).add(facts["client"])
         return [self._reasons[client] for client in sorted(self._reasons)]
